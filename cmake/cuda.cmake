@@ -1,0 +1,37 @@
+# Optional CUDA language. Sets MOE_EP_HAS_CUDA.
+set(MOE_EP_CUDA_MINIMUM 12.9) # the first toolkit that knows every default target
+set(MOE_EP_HAS_CUDA OFF)
+
+if(NOT MOE_EP_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "MOE_EP_CUDA must be AUTO, ON or OFF, got ${MOE_EP_CUDA}")
+endif()
+
+set(cuda_missing "switched off")
+if(NOT MOE_EP_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    # Before enable_language(), or nvcc's default target is taken.
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES ${MOE_EP_CUDA_ARCHITECTURES})
+    endif()
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    if(CUDAToolkit_VERSION VERSION_LESS MOE_EP_CUDA_MINIMUM)
+      set(cuda_missing "toolkit ${CUDAToolkit_VERSION} is older than ${MOE_EP_CUDA_MINIMUM}")
+    else()
+      set(MOE_EP_HAS_CUDA ON)
+    endif()
+  else()
+    set(cuda_missing "no CUDA compiler found")
+  endif()
+  if(MOE_EP_CUDA STREQUAL "ON" AND NOT MOE_EP_HAS_CUDA)
+    message(FATAL_ERROR "MOE_EP_CUDA=ON, but: ${cuda_missing}")
+  endif()
+endif()
+
+if(MOE_EP_HAS_CUDA)
+  message(STATUS "moe_ep: CUDA toolkit ${CUDAToolkit_VERSION}")
+else()
+  message(STATUS "moe_ep: without CUDA (${cuda_missing})")
+endif()

@@ -1,0 +1,3 @@
+"""stub"""
+def bench() -> None:
+    """Stub."""

@@ -1,0 +1,135 @@
+"""CommBackend over a torch.distributed process group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .._check import check_int
+from .._groups import group_rank, group_size, resolve_group, wire_device
+from ..errors import MoEEpError
+from .wire import decode, encode
+
+__all__ = ["TorchDistBackend"]
+
+
+class TorchDistBackend:
+    """CommBackend over a process group of any kind: Gloo, NCCL, MPI, or several by device.
+
+    All ranks are numbered within the group, whatever their global ranks are and in whatever order
+    the group lists them. Messages are typed bytes in tensors; nothing is pickled.
+
+    Parameters
+    ----------
+    group
+        The process group; None is the default group.
+
+    Raises
+    ------
+    MoEEpError
+        torch.distributed is not initialised.
+    ValueError
+        This process is not in the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group: dist.ProcessGroup = resolve_group("TorchDistBackend", group)
+        # Group ranks in this backend's order: Split may ask for another order than torch keeps.
+        self._order: tuple[int, ...] = tuple(range(group_size(self._group)))
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group."""
+        return self._group
+
+    def Get_rank(self) -> int:
+        """Rank of the caller within the group."""
+        return self._order.index(group_rank(self._group))
+
+    def Get_size(self) -> int:
+        """Ranks of the group."""
+        return len(self._order)
+
+    def allgather(self, obj: Any) -> tuple[Any, ...]:
+        """Every rank's `obj`, in rank order."""
+        messages = self._allgather_bytes("allgather", encode(obj))
+        return tuple(decode(messages[member], source) for source, member in enumerate(self._order))
+
+    def bcast(self, obj: Any, root: int) -> Any:
+        """Rank `root`'s `obj` on every rank."""
+        check_int("bcast", "root", root, low=0, high=self.Get_size() - 1)
+        is_root = self.Get_rank() == root
+        message = encode(obj) if is_root else b""
+        device = wire_device(self._group)
+        # torch wants the root as a global rank.
+        source = dist.get_global_rank(self._group, self._order[root])
+        length = torch.tensor([len(message)], dtype=torch.int64, device=device)
+        try:
+            dist.broadcast(length, src=source, group=self._group)
+            data = _as_tensor(message, int(length), device)
+            dist.broadcast(data, src=source, group=self._group)
+        except RuntimeError as error:
+            raise _failure("bcast", error) from error
+        return obj if is_root else decode(_as_bytes(data), root)
+
+    def barrier(self) -> None:
+        """Return once every rank has called it."""
+        self._allgather_bytes("barrier", b"")
+
+    def Split(self, color: int, key: int) -> TorchDistBackend:
+        """Group of all ranks that pass the same `color`, ordered by `key`, then by rank."""
+        check_int("Split", "color", color)
+        check_int("Split", "key", key)
+        entries = self.allgather((color, key))
+        members = sorted(
+            (their_key, rank)
+            for rank, (their_color, their_key) in enumerate(entries)
+            if their_color == color
+        )
+        global_ranks = [dist.get_global_rank(self._group, self._order[rank]) for _, rank in members]
+        # Only the members meet in new_group, so that colors do not wait for each other.
+        group = dist.new_group(
+            global_ranks,
+            backend=dist.get_backend_config(self._group),
+            use_local_synchronization=True,
+        )
+        split = TorchDistBackend(group)
+        split._order = tuple(dist.get_group_rank(split._group, rank) for rank in global_ranks)
+        return split
+
+    def _allgather_bytes(self, operation: str, message: bytes) -> list[bytes]:
+        """Return every member's message, by group rank: lengths first, then one padded gather."""
+        size = group_size(self._group)
+        device = wire_device(self._group)
+        length = torch.tensor([len(message)], dtype=torch.int64, device=device)
+        lengths = [torch.empty_like(length) for _ in range(size)]
+        try:
+            dist.all_gather(lengths, length, group=self._group)
+            counts = [int(count) for count in lengths]
+            longest = max(counts)
+            if longest == 0:
+                return [b""] * size
+            data = _as_tensor(message, longest, device)
+            received = [torch.empty_like(data) for _ in range(size)]
+            dist.all_gather(received, data, group=self._group)
+        except RuntimeError as error:
+            raise _failure(operation, error) from error
+        return [_as_bytes(row[:count]) for row, count in zip(received, counts, strict=True)]
+
+
+def _as_tensor(message: bytes, length: int, device: torch.device) -> torch.Tensor:
+    padded = bytearray(message.ljust(length, b"\0"))
+    return torch.frombuffer(padded, dtype=torch.uint8).to(device)
+
+
+def _as_bytes(data: torch.Tensor) -> bytes:
+    return bytes(data.cpu().numpy().tobytes())
+
+
+def _failure(operation: str, error: RuntimeError) -> MoEEpError:
+    return MoEEpError(
+        f"{operation}: every rank of the process group must take part, got "
+        f"{type(error).__name__}: {error}"
+    )

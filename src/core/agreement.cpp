@@ -1,0 +1,136 @@
+#include "core/agreement.hpp"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <sstream>
+
+#include <moe_ep/error.hpp>
+
+#include "comm/agree.hpp"
+#include "core/message.hpp"
+#include "protocol/epoch.hpp"
+
+namespace moe_ep::detail {
+namespace {
+
+// One line a fact: `name<TAB>value`. Line breaks and tabs within a value become spaces.
+std::string line(const std::string& name, std::string value) {
+  std::replace_if(
+      value.begin(), value.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
+  return name + "\t" + value + "\n";
+}
+
+std::string encode(const Announcement& own) {
+  std::string text;
+  if (own.failure) {
+    text += line(own.failure->bad_argument ? "!argument" : "!error", own.failure->reason);
+  }
+  text += line("!workspace_id", std::to_string(own.workspace_id));
+  text += line("!epoch", std::to_string(own.epoch));
+  for (const auto& [name, value] : own.fields) text += line(name, value);
+  return text;
+}
+
+Announcement decode(const std::string& text) {
+  Announcement announcement;
+  std::istringstream lines(text);
+  for (std::string entry; std::getline(lines, entry);) {
+    const auto tab = entry.find('\t');
+    if (tab == std::string::npos) {
+      throw MoEEpError("agree: an announcement line must have a name and a value, got '" + entry +
+                       "'");
+    }
+    const std::string name = entry.substr(0, tab);
+    const std::string value = entry.substr(tab + 1);
+    if (name == "!argument" || name == "!error") {
+      announcement.failure = OwnFailure{name == "!argument", value};
+    } else if (name == "!workspace_id") {
+      announcement.workspace_id = std::stoull(value);
+    } else if (name == "!epoch") {
+      announcement.epoch = static_cast<std::uint32_t>(std::stoul(value));
+    } else {
+      announcement.fields.emplace_back(name, value);
+    }
+  }
+  return announcement;
+}
+
+void throw_failures(const std::string& who, const std::vector<int>& members,
+                    const std::vector<Announcement>& all) {
+  std::string text;
+  bool only_bad_arguments = true;
+  for (std::size_t index = 0; index < all.size(); ++index) {
+    if (!all[index].failure) continue;
+    only_bad_arguments = only_bad_arguments && all[index].failure->bad_argument;
+    // A group of another size than expected has no ranks we know: count its places.
+    const int rank = all.size() == members.size() ? members[index] : static_cast<int>(index);
+    text += concat(text.empty() ? "" : "; ", "rank ", rank, ": ", all[index].failure->reason);
+  }
+  if (text.empty()) return;
+  text = concat(who, ": every rank must pass its own checks, got ", text);
+  if (only_bad_arguments) throw std::invalid_argument(text);
+  throw MoEEpError(text);
+}
+
+void throw_differences(const std::string& who, const std::vector<int>& members,
+                       const std::vector<Announcement>& all) {
+  const auto& reference = all.front().fields;
+  for (std::size_t field = 0; field < reference.size(); ++field) {
+    std::map<std::string, std::vector<int>> ranks_of_value;
+    for (std::size_t index = 0; index < all.size(); ++index) {
+      const bool present = field < all[index].fields.size() &&
+                           all[index].fields[field].first == reference[field].first;
+      ranks_of_value[present ? all[index].fields[field].second : "(none)"].push_back(
+          members[index]);
+    }
+    if (ranks_of_value.size() == 1) continue;
+    std::string values;
+    for (const auto& [value, ranks] : ranks_of_value) {
+      values += concat(values.empty() ? "" : ", ", value, " on ", list_ranks(ranks));
+    }
+    throw std::invalid_argument(concat(who, ": ", reference[field].first,
+                                       " must be the same on every rank, got ", values));
+  }
+}
+
+}  // namespace
+
+std::vector<int> all_ranks(int num_ranks) {
+  std::vector<int> ranks(static_cast<std::size_t>(num_ranks));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+std::uint32_t last_epoch(const std::vector<Announcement>& all) {
+  std::optional<protocol::Epoch> last;
+  for (const Announcement& peer : all) {
+    if (peer.workspace_id == 0) continue;
+    if (!last || protocol::has_reached(peer.epoch, *last)) last = peer.epoch;
+  }
+  return last.value_or(0);
+}
+
+std::vector<Announcement> agree(CommBackend& comm, const std::string& who,
+                                const std::vector<int>& members, int rank,
+                                const Announcement& own) {
+  const auto position = std::find(members.begin(), members.end(), rank);
+  Announcement mine = own;
+  const int index = static_cast<int>(position - members.begin());
+  const int size = static_cast<int>(members.size());
+  if (!mine.failure && (comm.get_size() != size || comm.get_rank() != index)) {
+    mine.failure = OwnFailure{
+        true, concat("the comm backend must have rank ", index, " of ", size, ", got rank ",
+                     comm.get_rank(), " of ", comm.get_size())};
+  }
+  std::vector<Announcement> all;
+  for (const std::string& message :
+       checked_allgather(comm, comm.get_rank(), comm.get_size(), encode(mine))) {
+    all.push_back(decode(message));
+  }
+  throw_failures(who, members, all);
+  throw_differences(who, members, all);
+  return all;
+}
+
+}  // namespace moe_ep::detail

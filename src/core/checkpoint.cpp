@@ -1,0 +1,46 @@
+// Giving the workspace's memory back for a process checkpoint, and taking new memory after it.
+
+#include "comm/agree.hpp"
+#include "core/communication_state.hpp"
+#include "core/message.hpp"
+#include "protocol/one_sided.hpp"
+
+namespace moe_ep::detail {
+namespace {
+
+SharedWorkspace& between_rounds(const std::shared_ptr<SharedWorkspace>& workspace,
+                                const char* operation) {
+  if (workspace == nullptr) {
+    throw std::logic_error(concat(operation, ": the instance must not be destroyed, got a call "
+                                             "after destroy()"));
+  }
+  if (workspace->open_round != nullptr) {
+    throw std::logic_error(concat(operation, ": no round may be open, got one"));
+  }
+  return *workspace;
+}
+
+}  // namespace
+
+void CommunicationState::checkpoint_prepare() {
+  SharedWorkspace& workspace = between_rounds(workspace_, "checkpoint_prepare");
+  if (workspace.memory->mapped()) workspace.memory->checkpoint_prepare(*options_.comm);
+}
+
+void CommunicationState::checkpoint_restore(std::shared_ptr<CommBackend> comm) {
+  const char* op = "checkpoint_restore";
+  SharedWorkspace& workspace = between_rounds(workspace_, op);
+  if (workspace.memory->mapped()) return;
+  if (comm->get_size() != bootstrap_.world_size || comm->get_rank() != bootstrap_.rank) {
+    throw std::logic_error(concat(op, ": comm_backend must have rank ", bootstrap_.rank, " of ",
+                                  bootstrap_.world_size, ", got rank ", comm->get_rank(), " of ",
+                                  comm->get_size()));
+  }
+  workspace.memory->checkpoint_restore(*comm);
+  protocol::reset_slice(workspace.view(), 0);
+  gather_outcomes(*comm, op, std::nullopt);  // everybody is armed
+  workspace.failure.reset();
+  options_.comm = std::move(comm);
+}
+
+}  // namespace moe_ep::detail

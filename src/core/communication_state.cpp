@@ -1,0 +1,166 @@
+#include "core/communication_state.hpp"
+
+#include <algorithm>
+#include <thread>
+
+#include "comm/agree.hpp"
+#include "core/log.hpp"
+#include "core/message.hpp"
+#include "protocol/one_sided.hpp"
+
+namespace moe_ep::detail {
+namespace {
+
+protocol::WorkspaceLayout make_layout(int num_ranks, const MoEEpCommParams& params,
+                                      const Options& options) {
+  const RowSizes rows = row_sizes(params, options.extra_payload_bytes_per_token);
+  const auto max_tokens = static_cast<std::int32_t>(params.max_tokens_per_rank);
+  const auto eplb = static_cast<std::int32_t>(options.eplb_stats_num_experts);
+  return protocol::WorkspaceLayout::make(
+      num_ranks, max_tokens, eplb,
+      protocol::WorkspaceLayout::required_bytes(num_ranks, max_tokens, eplb, rows.dispatch,
+                                                rows.combine));
+}
+
+std::string layout_key(const protocol::WorkspaceLayout& layout) {
+  return concat(layout.num_ranks, '/', layout.max_tokens, '/', layout.eplb_experts, '/',
+                layout.slice_bytes);
+}
+
+int default_num_threads(int world_size) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return std::max(1, cores / world_size);
+}
+
+std::string text(bool value) { return value ? "True" : "False"; }
+
+template <class T>
+std::string text(const std::optional<T>& value) {
+  return value ? concat(*value) : "None";
+}
+
+}  // namespace
+
+CommunicationState::CommunicationState(const BootstrapConfig& bootstrap,
+                                       const MoEEpCommParams& params, const Options& options)
+    : bootstrap_(bootstrap),
+      params_(params),
+      options_(options),
+      default_mask_(RankMask::first(bootstrap.world_size)) {}
+
+Announcement CommunicationState::announcement() const {
+  Announcement own;
+  own.fields = {
+      {"backend", options_.backend_name},
+      {"world_size", concat(bootstrap_.world_size)},
+      {"num_experts", concat(params_.num_experts)},
+      {"top_k", concat(params_.top_k)},
+      {"max_tokens_per_rank", concat(params_.max_tokens_per_rank)},
+      {"hidden_size", concat(params_.hidden_size)},
+      {"dtype", dtype_name(params_.token_dtype())},
+      {"dispatch_format",
+       params_.dispatch_format ? quant_format_name(*params_.dispatch_format) : "None"},
+      {"invalid_expert_id", concat(params_.invalid_expert_id)},
+      {"extra_payload_bytes_per_token", concat(options_.extra_payload_bytes_per_token)},
+      {"eplb_stats_num_experts", concat(options_.eplb_stats_num_experts)},
+      {"enable_rank_mask", text(options_.enable_rank_mask)},
+      {"use_low_precision_combine", text(options_.use_low_precision_combine)},
+      {"cft", options_.cft ? text(*options_.cft) : "None"},
+      {"lamport", options_.lamport ? text(*options_.lamport) : "None"},
+      {"lamport_max_tokens", text(options_.lamport_max_tokens)},
+      {"share_workspace", text(options_.share_workspace)},
+  };
+  return own;
+}
+
+std::unique_ptr<CommunicationState> CommunicationState::create(
+    const BootstrapConfig& bootstrap, const MoEEpCommParams& params, const Options& options,
+    std::optional<OwnFailure> own_failure) {
+  std::unique_ptr<CommunicationState> state(
+      new CommunicationState(bootstrap, params, options));
+  if (state->options_.comm == nullptr) {
+    require(bootstrap.world_size == 1, options.class_name,
+            ": comm_backend is required when world_size > 1, got none with world_size ",
+            bootstrap.world_size);
+    state->options_.comm = self_comm();
+  }
+  CommBackend& comm = *state->options_.comm;
+  Announcement own = state->announcement();
+  own.failure = std::move(own_failure);
+  const WorkspaceKey key{comm.identity(), bootstrap.rank,
+                         own.failure ? "" : layout_key(make_layout(bootstrap.world_size, params,
+                                                                   options))};
+  if (!own.failure && options.share_workspace) {
+    state->workspace_ = find_workspace(key);
+    if (state->workspace_ != nullptr && state->workspace_->memory->mapped() &&
+        !state->workspace_->failure) {
+      own.workspace_id = state->workspace_->memory->id();
+    }
+  }
+  const std::vector<int> members = all_ranks(bootstrap.world_size);
+  const auto all = agree(comm, options.class_name, members, bootstrap.rank, own);
+  state->join_workspace(comm, members, all);
+  if (options.share_workspace) remember_workspace(key, state->workspace_);
+  if (options.lamport.value_or(false)) {
+    log_warning(options.class_name + ": lamport=True, but this version has no Lamport transport; "
+                "steps take the fence transport");
+  }
+  if (options.cft.value_or(false)) {
+    log_warning(options.class_name + ": cft=True, but this version has no counted writes; steps "
+                "take the fence transport");
+  }
+  return state;
+}
+
+void CommunicationState::join_workspace(CommBackend& comm, const std::vector<int>& members,
+                                        const std::vector<Announcement>& all) {
+  const protocol::WorkspaceLayout layout = make_layout(bootstrap_.world_size, params_, options_);
+  slice_bytes_ = layout.slice_bytes;
+  const bool shared = all.front().workspace_id != 0 &&
+                      std::all_of(all.begin(), all.end(), [&](const Announcement& peer) {
+                        return peer.workspace_id == all.front().workspace_id;
+                      });
+  std::uint32_t epoch = 0;
+  if (!shared) {
+    workspace_ = std::make_shared<SharedWorkspace>();
+    workspace_->layout = layout;
+    workspace_->memory =
+        SymmetricWorkspace::create_host(comm, static_cast<std::size_t>(layout.slice_bytes),
+                                        bootstrap_.world_size, members);
+    epoch = last_epoch(all);
+  }
+  const auto failure = failure_of([&] {
+    backend_ = make_host_backend(
+        options_.num_threads.value_or(default_num_threads(bootstrap_.world_size)));
+    if (!shared) protocol::reset_slice(workspace_->view(), epoch);
+  });
+  // Also the barrier between every rank's reset and the first step.
+  gather_outcomes(comm, options_.class_name, failure);
+}
+
+std::unique_ptr<CommunicationState> CommunicationState::rejoin(
+    const BootstrapConfig& bootstrap, const MoEEpCommParams& params, const Options& options,
+    const std::vector<int>& active_ranks, std::shared_ptr<CommBackend> comm) {
+  std::unique_ptr<CommunicationState> state(
+      new CommunicationState(bootstrap, params, options));
+  state->options_.comm = comm;
+  const auto all = agree(*comm, options.class_name + ".recover", active_ranks, bootstrap.rank,
+                         state->announcement());
+  state->join_workspace(*comm, active_ranks, all);
+  state->set_active_ranks(active_ranks);
+  return state;
+}
+
+std::shared_ptr<const void> CommunicationState::workspace_handle() const {
+  return workspace_ == nullptr ? nullptr : workspace_->memory;
+}
+
+void CommunicationState::destroy() noexcept {
+  if (workspace_ != nullptr && workspace_->open_round == this) workspace_->open_round = nullptr;
+  round_ = {};
+  workspace_.reset();
+  backend_.reset();
+  options_.comm.reset();
+}
+
+}  // namespace moe_ep::detail

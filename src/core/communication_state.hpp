@@ -1,0 +1,91 @@
+// CommunicationState: one instance, i.e. its options, its share of a workspace and its round.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <moe_ep/communication.hpp>
+
+#include "backend/backend.hpp"
+#include "core/agreement.hpp"
+#include "core/options.hpp"
+#include "core/workspace_cache.hpp"
+
+namespace moe_ep::detail {
+
+// Between dispatch and combine.
+struct Round {
+  bool open = false;
+  std::int32_t num_tokens = 0;
+  std::int32_t tokens_per_rank = 0;
+  RankMask active;
+};
+
+class CommunicationState {
+ public:
+  // Collective: makes or joins the workspace, or throws alike on every rank.
+  static std::unique_ptr<CommunicationState> create(const BootstrapConfig& bootstrap,
+                                                    const MoEEpCommParams& params,
+                                                    const Options& options,
+                                                    std::optional<OwnFailure> own_failure);
+  // Collective over `active_ranks`, of which all but the joining ones call recover().
+  static std::unique_ptr<CommunicationState> rejoin(const BootstrapConfig& bootstrap,
+                                                    const MoEEpCommParams& params,
+                                                    const Options& options,
+                                                    const std::vector<int>& active_ranks,
+                                                    std::shared_ptr<CommBackend> comm);
+  ~CommunicationState() { destroy(); }
+
+  MoEEpDispatchResult dispatch(const DispatchInputs& inputs);
+  void combine(const TensorView& expert_output, const TensorView& output,
+               const std::optional<RankMask>& mask);
+  TensorView combine_input_buffer(DType dtype);
+  std::int64_t num_local_tokens() const;
+  void destroy() noexcept;
+  void check() const;
+  void set_active_ranks(const std::vector<int>& ranks);
+  void recover(const std::vector<int>& active_ranks, std::shared_ptr<CommBackend> comm);
+  void checkpoint_prepare();
+  void checkpoint_restore(std::shared_ptr<CommBackend> comm);
+
+  const BootstrapConfig& bootstrap() const { return bootstrap_; }
+  const MoEEpCommParams& params() const { return params_; }
+  const Options& options() const { return options_; }
+  std::optional<Transport> last_transport() const { return last_transport_; }
+  std::int64_t slice_bytes() const { return slice_bytes_; }
+  std::byte* slice() const {
+    return workspace_ == nullptr ? nullptr : workspace_->memory->slice(bootstrap_.rank);
+  }
+  std::shared_ptr<const void> workspace_handle() const;
+
+ private:
+  CommunicationState(const BootstrapConfig& bootstrap, const MoEEpCommParams& params,
+                     const Options& options);
+
+  Announcement announcement() const;
+  void join_workspace(CommBackend& comm, const std::vector<int>& members,
+                      const std::vector<Announcement>& all);
+  // Throws unless a step may begin or go on.
+  SharedWorkspace& usable(const char* operation) const;
+  void require_open_round(const char* operation) const;
+  RankMask mask_for(const char* operation, const std::optional<RankMask>& mask) const;
+  // Closes the round, keeps the failure for later calls and throws it.
+  [[noreturn]] void fail(const std::string& operation, const protocol::StepStatus& status,
+                         std::vector<std::string> payload_names);
+
+  const BootstrapConfig bootstrap_;
+  const MoEEpCommParams params_;
+  Options options_;
+  std::int64_t slice_bytes_ = 0;
+  std::shared_ptr<SharedWorkspace> workspace_;  // null once destroyed
+  std::unique_ptr<Backend> backend_;
+  RankMask default_mask_;
+  Round round_;
+  std::optional<Transport> last_transport_;
+};
+
+// The group without which R = 1 gets by.
+std::shared_ptr<CommBackend> self_comm();
+
+}  // namespace moe_ep::detail

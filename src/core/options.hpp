@@ -1,0 +1,35 @@
+// Options: what the backends' configs have in common, brought to one form.
+#pragma once
+
+#include <string>
+
+#include <moe_ep/config.hpp>
+
+namespace moe_ep::detail {
+
+struct Options {
+  std::string class_name;  // for messages
+  std::string backend_name;
+  std::int64_t extra_payload_bytes_per_token = 0;
+  std::int64_t eplb_stats_num_experts = 0;
+  bool enable_rank_mask = false;
+  bool use_low_precision_combine = false;
+  std::shared_ptr<CommBackend> comm;
+  std::optional<bool> cft;
+  std::optional<bool> lamport;
+  std::optional<std::int64_t> lamport_max_tokens;
+  int timeout_sec = 300;
+  std::optional<int> num_threads;
+  bool share_workspace = true;
+};
+
+Options make_options(const HostAlltoAllConfig& config);
+
+// Bytes of the widest rows that steps of these params and options carry.
+struct RowSizes {
+  std::int64_t dispatch = 0;  // hidden, scales, extras, ids and weights of one token
+  std::int64_t combine = 0;   // one row of the combine region
+};
+RowSizes row_sizes(const MoEEpCommParams& params, std::int64_t extra_payload_bytes_per_token);
+
+}  // namespace moe_ep::detail

@@ -1,0 +1,142 @@
+// The round of an instance: dispatch, combine and what may be called between them.
+
+#include "comm/agree.hpp"
+#include "core/communication_state.hpp"
+#include "core/message.hpp"
+#include "core/step.hpp"
+
+namespace moe_ep::detail {
+
+SharedWorkspace& CommunicationState::usable(const char* operation) const {
+  if (workspace_ == nullptr) {
+    throw std::logic_error(concat(operation, ": the instance must not be destroyed, got a call "
+                                             "after destroy()"));
+  }
+  if (!workspace_->memory->mapped()) {
+    throw std::logic_error(concat(operation, ": the workspace must be mapped, got a call between "
+                                             "checkpoint_prepare() and checkpoint_restore()"));
+  }
+  if (workspace_->failure) {
+    try {
+      workspace_->failure->raise();
+    } catch (const std::exception& error) {
+      throw MoEEpError(concat(operation, ": the instance must be recovered after a failed step, "
+                                         "got a call before recover(); the step ended with '",
+                              error.what(), "'"));
+    }
+  }
+  return *workspace_;
+}
+
+void CommunicationState::require_open_round(const char* operation) const {
+  if (!round_.open) {
+    throw std::logic_error(concat(operation, ": a dispatch must come first, got no open round"));
+  }
+}
+
+RankMask CommunicationState::mask_for(const char* operation,
+                                      const std::optional<RankMask>& mask) const {
+  if (!mask) return default_mask_;
+  require(options_.enable_rank_mask, operation,
+          ": active_rank_mask needs enable_rank_mask=True at construction, got a mask without it");
+  check_mask(operation, *mask, bootstrap_.rank, bootstrap_.world_size);
+  return *mask;
+}
+
+void CommunicationState::fail(const std::string& operation, const protocol::StepStatus& status,
+                              std::vector<std::string> names) {
+  round_ = {};
+  workspace_->open_round = nullptr;
+  workspace_->failure = StepFailure{
+      operation, bootstrap_.rank, status,
+      static_cast<std::uint64_t>(options_.timeout_sec) * 1'000'000'000ull, std::move(names)};
+  workspace_->failure->raise();
+}
+
+MoEEpDispatchResult CommunicationState::dispatch(const DispatchInputs& inputs) {
+  SharedWorkspace& workspace = usable("dispatch");
+  if (workspace.open_round != nullptr) {
+    throw std::logic_error(workspace.open_round == this
+                               ? "dispatch: the last round must be combined first, got a second "
+                                 "dispatch"
+                               : "dispatch: rounds on a shared workspace must not overlap, got a "
+                                 "dispatch while another instance's round is open "
+                                 "(share_workspace=False gives an instance its own)");
+  }
+  const RankMask active = mask_for("dispatch", inputs.active_rank_mask);
+  const protocol::DispatchParams step =
+      make_dispatch(workspace.view(), params_, options_, active, inputs);
+  const protocol::StepStatus status = backend_->dispatch(step);
+  if (!status.ok()) fail("dispatch", status, payload_names(inputs));
+  workspace.open_round = this;
+  round_ = {true, step.num_tokens, step.tokens_per_rank, active};
+  last_transport_ = Transport::kFence;
+  return dispatch_result(step, inputs);
+}
+
+void CommunicationState::combine(const TensorView& expert_output, const TensorView& output,
+                                 const std::optional<RankMask>& mask) {
+  const std::string op = "combine";
+  SharedWorkspace& workspace = usable("combine");
+  require_open_round("combine");
+  if (mask && mask_for("combine", mask) != round_.active) {
+    throw std::logic_error("combine: active_rank_mask must equal the dispatch's, got another one");
+  }
+  const Device device{};
+  const DType dtype = params_.token_dtype();
+  const std::int64_t hidden = params_.hidden_size;
+  require(expert_output.dtype == dtype, op, ": expert_output must be ", dtype_name(dtype),
+          " (params.dtype), got ", describe(expert_output));
+  const std::int64_t stride = check_expert_output(op, expert_output, bootstrap_.world_size,
+                                                  round_.tokens_per_rank, hidden, device);
+  require(output.dtype == dtype && output.ndim == 2 && output.size(0) == round_.num_tokens &&
+              output.size(1) == hidden && output.is_contiguous() && output.device == device,
+          op, ": output must be a contiguous CPU ", dtype_name(dtype), " [", round_.num_tokens,
+          ", ", hidden, "], got ", describe(output));
+
+  protocol::CombineParams step;
+  step.workspace = workspace.view();
+  step.active = round_.active;
+  step.num_tokens = round_.num_tokens;
+  step.tokens_per_rank = round_.tokens_per_rank;
+  step.elements = static_cast<std::int32_t>(hidden);
+  step.row_bytes = hidden * itemsize(dtype);
+  step.format = combine_format(dtype) |
+                (options_.use_low_precision_combine ? protocol::kCombineFp8Wire : 0);
+  step.timeout_ns = static_cast<std::uint64_t>(options_.timeout_sec) * 1'000'000'000ull;
+  set_expert_output(op, step, expert_output, stride);
+  CombineOutput to;
+  to.rows = static_cast<std::byte*>(output.data);
+  to.stride = step.row_bytes;
+  to.dtype = dtype;
+  const protocol::StepStatus status = backend_->combine(step, to);
+  if (!status.ok()) fail(op, status, {});
+  workspace.open_round = nullptr;
+  round_ = {};
+}
+
+TensorView CommunicationState::combine_input_buffer(DType dtype) {
+  const SharedWorkspace& workspace = usable("get_combine_input_buffer");
+  require_open_round("get_combine_input_buffer");
+  require(dtype == params_.token_dtype(), "get_combine_input_buffer: dtype must be ",
+          dtype_name(params_.token_dtype()), " (params.dtype), got ", dtype_name(dtype));
+  const protocol::Workspace view = workspace.view();
+  return TensorView(view.own() + view.layout.combine, dtype,
+                    {static_cast<std::int64_t>(bootstrap_.world_size) * round_.tokens_per_rank,
+                     params_.hidden_size});
+}
+
+std::int64_t CommunicationState::num_local_tokens() const {
+  require_open_round("num_local_tokens");
+  return round_.num_tokens;
+}
+
+void CommunicationState::check() const {
+  if (workspace_ == nullptr) {
+    throw std::logic_error(
+        "check: the instance must not be destroyed, got a call after destroy()");
+  }
+  if (workspace_->failure) workspace_->failure->raise();
+}
+
+}  // namespace moe_ep::detail

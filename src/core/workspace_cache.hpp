@@ -1,0 +1,43 @@
+// Which workspaces this process has, so that instances of one group and layout can share them.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <moe_ep/workspace.hpp>
+
+#include "core/step_failure.hpp"
+#include "protocol/step.hpp"
+
+namespace moe_ep::detail {
+
+// One rank's workspace and the state that instances on it have in common. Belongs to the thread that
+// drives this rank.
+struct SharedWorkspace {
+  std::shared_ptr<SymmetricWorkspace> memory;
+  protocol::WorkspaceLayout layout;
+  const void* open_round = nullptr;    // the instance whose round is open
+  std::optional<StepFailure> failure;  // refuses steps until recover()
+
+  protocol::Workspace view() const {
+    return {memory->base(), static_cast<std::int64_t>(memory->slice_stride()), layout,
+            memory->rank()};
+  }
+};
+
+// What makes two instances share: group, rank, layout.
+struct WorkspaceKey {
+  const void* group = nullptr;
+  int rank = 0;
+  std::string layout;
+
+  auto operator<=>(const WorkspaceKey&) const = default;
+};
+
+// The living workspace of `key`, if there is one.
+std::shared_ptr<SharedWorkspace> find_workspace(const WorkspaceKey& key);
+// Makes `workspace` findable as long as it lives.
+void remember_workspace(const WorkspaceKey& key, const std::shared_ptr<SharedWorkspace>& workspace);
+
+}  // namespace moe_ep::detail

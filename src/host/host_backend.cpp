@@ -1,0 +1,78 @@
+// The host backend: the protocol's own functions, run by one thread or by a team.
+
+#include "backend/backend.hpp"
+#include "host/float_environment.hpp"
+#include "host/host_memory.hpp"
+#include "host/rows.hpp"
+#include "host/team.hpp"
+#include "protocol/one_sided.hpp"
+#include "protocol/transport/fence.hpp"
+
+namespace moe_ep {
+namespace host {
+namespace {
+
+using protocol::CombineParams;
+using protocol::DispatchParams;
+using protocol::FenceTransport;
+using protocol::StepStatus;
+
+// Below this many bytes a step is done before workers are awake.
+constexpr std::int64_t kMinTeamBytes = 256 << 10;
+
+class HostBackend final : public Backend {
+ public:
+  explicit HostBackend(int num_threads) : team_(num_threads) {}
+
+  StepStatus dispatch(const DispatchParams& params) override {
+    std::int64_t row_bytes = 0;
+    for (int payload = 0; payload < params.num_payloads; ++payload) {
+      row_bytes += params.row_bytes(payload);
+    }
+    return run(row_bytes * params.num_tokens, [&](auto& coop, StepStatus& shared) {
+      HostMemory memory{kernels()};
+      return protocol::dispatch<FenceTransport>(coop, memory, params, shared);
+    });
+  }
+
+  StepStatus combine(const CombineParams& params, const CombineOutput& output) override {
+    clear_scale_padding(params, output);
+    return run(params.row_bytes * params.num_tokens, [&](auto& coop, StepStatus& shared) {
+      HostMemory memory{kernels()};
+      HostRows rows(kernels(), params, output);
+      return protocol::combine<FenceTransport>(coop, memory, rows, params, shared);
+    });
+  }
+
+ private:
+  // Runs `phase(coop, shared)` on as many threads as `bytes` are worth.
+  template <class PhaseFunction>
+  StepStatus run(std::int64_t bytes, PhaseFunction&& phase) {
+    StepStatus shared;
+    if (team_.num_threads() == 1 || bytes < kMinTeamBytes) {
+      const DefaultFloatEnvironment environment;
+      SoloCoop coop;
+      return phase(coop, shared);
+    }
+    StepStatus result;
+    SpinBarrier barrier(team_.num_threads());
+    team_.run([&](int thread) {
+      const DefaultFloatEnvironment environment;
+      TeamCoop coop(thread, team_.num_threads(), barrier);
+      const StepStatus status = phase(coop, shared);
+      if (thread == 0) result = status;
+    });
+    return result;
+  }
+
+  Team team_;
+};
+
+}  // namespace
+}  // namespace host
+
+std::unique_ptr<Backend> make_host_backend(int num_threads) {
+  return std::make_unique<host::HostBackend>(num_threads);
+}
+
+}  // namespace moe_ep

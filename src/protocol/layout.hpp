@@ -1,0 +1,165 @@
+// WorkspaceLayout: where everything in a slice lies. One function computes every offset; the size a
+// user is told, the plan that is printed and the addresses that are touched all come from it.
+//
+//   region       bytes                      writer -> reader
+//   header       128                        own rank (step state)
+//   lines        128 x R                    rank src writes line src -> own rank
+//   recv_counts  4 x R                      own rank, after it accepted the lines
+//   send_counts  4 x R                      own rank, while routing
+//   hops         8 x C x min(R, 64)         own rank: dispatch writes, combine reads
+//   eplb         4 x R x E'                 rank src writes row src -> own rank
+//   combine      row x R x T, fixed start   own rank writes -> peers read (fence)
+//   dispatch     rows of every payload, R x T each; ends at the slice's end
+//
+// Regions start at multiples of kAlign. The combine region starts at the same offset in every step
+// and grows upwards, the dispatch region ends with the slice and grows downwards, each payload at a
+// multiple of kAlign: a step of any size, dtype or payload mix stays within its own reservation and
+// cannot touch rows of an earlier step's combine that a slow peer still reads. All offsets are
+// 64-bit.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <moe_ep/types.hpp>
+
+#include "protocol/epoch.hpp"
+#include "protocol/signature.hpp"
+
+namespace moe_ep::protocol {
+
+inline constexpr std::int64_t kAlign = 128;
+inline constexpr std::uint64_t kSliceMagic = 0x6d6f655f65700001;  // "moe_ep", version 1
+
+MOE_EP_HD constexpr std::int64_t align_up(std::int64_t bytes) {
+  return (bytes + kAlign - 1) / kAlign * kAlign;
+}
+
+// State of the own rank's steps. Only the own rank reads or writes it.
+struct SliceHeader {
+  std::uint64_t magic;
+  Epoch epoch;  // of the last step begun
+  std::uint32_t unused;
+  std::int64_t max_dispatch_bytes;  // largest dispatch region of any step so far
+  std::int64_t max_combine_bytes;   // largest combine region of any step so far
+  std::byte padding[96];
+};
+
+// What rank src tells the slice's owner, in line src. Everything but the flags is written before the
+// flag of its phase with plain stores, and read after it.
+struct PeerLine {
+  std::uint32_t dispatch_flag;     // epoch: release by src's dispatch, acquire by the owner's
+  std::uint32_t combine_flag;      // epoch: release by src's combine, acquire by the owner's
+  std::int32_t num_rows;           // tokens src sent to the owner in this step
+  std::int32_t combine_row_bytes;  // row of src's combine region
+  std::int32_t combine_format;     // how its rows are coded (CombineFormat)
+  StepSignature signature;
+  std::byte padding[128 - 20 - sizeof(StepSignature)];
+};
+static_assert(sizeof(SliceHeader) == 128 && sizeof(PeerLine) == 128);
+
+// One visit of a token: which rank it went to, and in which row of this rank's block there.
+struct Hop {
+  std::int32_t rank;  // -1 ends a token's list
+  std::int32_t row;
+};
+
+struct WorkspaceLayout {
+  std::int32_t num_ranks = 1;
+  std::int32_t max_tokens = 0;  // C
+  std::int32_t eplb_experts = 0;
+  std::int64_t slice_bytes = 0;
+
+  std::int64_t lines = 0;
+  std::int64_t recv_counts = 0;
+  std::int64_t send_counts = 0;
+  std::int64_t hops = 0;
+  std::int64_t eplb = 0;
+  std::int64_t combine = 0;
+
+  // The most ranks one token can visit.
+  MOE_EP_HD constexpr std::int32_t hops_per_token() const {
+    return num_ranks < kMaxTopK ? num_ranks : kMaxTopK;
+  }
+
+  static MOE_EP_HD constexpr WorkspaceLayout make(std::int32_t num_ranks, std::int32_t max_tokens,
+                                                  std::int32_t eplb_experts,
+                                                  std::int64_t slice_bytes) {
+    WorkspaceLayout layout;
+    layout.num_ranks = num_ranks;
+    layout.max_tokens = max_tokens;
+    layout.eplb_experts = eplb_experts;
+    layout.slice_bytes = slice_bytes;
+    const std::int64_t ranks = num_ranks;
+    layout.lines = sizeof(SliceHeader);
+    layout.recv_counts = layout.lines + ranks * static_cast<std::int64_t>(sizeof(PeerLine));
+    layout.send_counts = layout.recv_counts + align_up(4 * ranks);
+    layout.hops = layout.send_counts + align_up(4 * ranks);
+    layout.eplb = layout.hops + align_up(static_cast<std::int64_t>(sizeof(Hop)) * max_tokens *
+                                         layout.hops_per_token());
+    layout.combine = layout.eplb + align_up(4 * ranks * eplb_experts);
+    return layout;
+  }
+
+  // Most bytes that the payloads of a step may take, each aligned on its own.
+  static MOE_EP_HD constexpr std::int64_t dispatch_bytes(std::int32_t num_ranks,
+                                                         std::int32_t max_tokens,
+                                                         std::int64_t row_bytes_sum) {
+    const std::int64_t rows = static_cast<std::int64_t>(num_ranks) * max_tokens;
+    return rows == 0 || row_bytes_sum == 0
+               ? 0
+               : align_up(rows * row_bytes_sum) + (kMaxPayloads - 1) * kAlign;
+  }
+  static MOE_EP_HD constexpr std::int64_t combine_bytes(std::int32_t num_ranks,
+                                                        std::int32_t max_tokens,
+                                                        std::int64_t row_bytes) {
+    return align_up(static_cast<std::int64_t>(num_ranks) * max_tokens * row_bytes);
+  }
+
+  // Bytes of a slice whose steps carry up to these rows.
+  static MOE_EP_HD constexpr std::int64_t required_bytes(std::int32_t num_ranks,
+                                                         std::int32_t max_tokens,
+                                                         std::int32_t eplb_experts,
+                                                         std::int64_t dispatch_row_bytes,
+                                                         std::int64_t combine_row_bytes) {
+    return make(num_ranks, max_tokens, eplb_experts, 0).combine +
+           combine_bytes(num_ranks, max_tokens, combine_row_bytes) +
+           dispatch_bytes(num_ranks, max_tokens, dispatch_row_bytes);
+  }
+
+  MOE_EP_HD constexpr std::int64_t line(std::int32_t src) const {
+    return lines + src * static_cast<std::int64_t>(sizeof(PeerLine));
+  }
+  MOE_EP_HD constexpr std::int64_t eplb_row(std::int32_t src) const {
+    return eplb + 4ll * src * eplb_experts;
+  }
+
+  // Bytes between the combine region's start and the slice's last aligned byte.
+  MOE_EP_HD constexpr std::int64_t payload_room() const {
+    return slice_bytes / kAlign * kAlign - combine;
+  }
+};
+
+// Where the payloads of one step lie: packed downwards from the slice's end. Depends only on values
+// that the step signature covers, so every rank computes the same offsets.
+struct PayloadPlacement {
+  std::int64_t begin = 0;  // lowest offset
+  std::int64_t offsets[kMaxPayloads] = {};
+
+  static MOE_EP_HD constexpr PayloadPlacement make(const WorkspaceLayout& layout,
+                                                   std::int32_t tokens_per_rank,
+                                                   const std::int32_t* row_bytes,
+                                                   std::int32_t num_payloads) {
+    PayloadPlacement placement;
+    const std::int64_t rows = static_cast<std::int64_t>(layout.num_ranks) * tokens_per_rank;
+    std::int64_t offset = layout.slice_bytes / kAlign * kAlign;
+    for (std::int32_t payload = num_payloads - 1; payload >= 0; --payload) {
+      offset -= align_up(rows * row_bytes[payload]);
+      placement.offsets[payload] = offset;
+    }
+    placement.begin = offset;
+    return placement;
+  }
+};
+
+}  // namespace moe_ep::protocol

@@ -1,0 +1,28 @@
+"""Fixtures of all Python tests."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from support.backends import BACKENDS, BoundBackend  # noqa: E402
+from support.world import make_pool  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def ranks():
+    """Processes with a Gloo world, one a rank; see `moe_ep.testing.RankPool.run`."""
+    with make_pool() as pool:
+        yield pool
+
+
+@pytest.fixture(params=list(BACKENDS))
+def backend(request, ranks):
+    """Each backend of the behaviour suite in turn; see `support.backends`."""
+    chosen = BACKENDS[request.param]
+    reason = chosen.reason_to_skip()
+    if reason:
+        pytest.skip(reason)
+    return BoundBackend(chosen, ranks)
