@@ -128,7 +128,13 @@ void bind_a2a(nb::module_& module) {
       "token_selected_experts"_a, "input_payloads"_a, "workspace"_a, "metainfo"_a,
       "runtime_max_tokens_per_rank"_a, "ep_rank"_a, "ep_size"_a, "top_k"_a, "num_experts"_a,
       "eplb_local_stats"_a.none(), "enable_rank_mask"_a, "active_rank_mask"_a.none(),
-      "backend"_a);
+      "backend"_a,
+      nb::sig("def a2a_dispatch(token_selected_experts: object, input_payloads: Sequence[object], "
+              "workspace: object, metainfo: object, runtime_max_tokens_per_rank: int, ep_rank: "
+              "int, ep_size: int, top_k: int, num_experts: int, eplb_local_stats: object | None, "
+              "enable_rank_mask: bool, active_rank_mask: object | None, backend: str) -> "
+              "tuple[list[tuple[int, tuple[int, ...], tuple[int, int, int]]], int, tuple[int, "
+              "tuple[int, ...], tuple[int, int, int]] | None]"));
 
   module.def(
       "a2a_combine",

@@ -194,7 +194,9 @@ void bind_communication(nb::module_& module) {
       .def("combine", &Communication::combine, "expert_output"_a, "output"_a,
            "active_rank_mask"_a.none())
       .def("combine_input_buffer", &Communication::combine_input_buffer, "code"_a, "bits"_a,
-           "lanes"_a)
+           "lanes"_a,
+           nb::sig("def combine_input_buffer(self, code: int, bits: int, lanes: int) -> "
+                   "tuple[int, tuple[int, ...], tuple[int, int, int]]"))
       .def("num_local_tokens", [](Communication& c) { return c.impl().num_local_tokens(); })
       .def("memory", &Communication::memory)
       .def("destroy", &Communication::destroy)

@@ -3,6 +3,7 @@
 # moe_ep_configure_target(<target>): sums must have the same bits everywhere, so the compiler
 # may not fuse a*b+c on its own. Where a fused operation is meant, the code spells it.
 function(moe_ep_configure_target target)
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
   target_compile_options(
     ${target}
     PRIVATE

@@ -46,24 +46,24 @@ def _dtypes() -> dict[tuple[int, int, int], torch.dtype]:
 
 
 def torch_dtype(triple: tuple[int, int, int]) -> torch.dtype:
-    """The torch dtype of a DLPack (code, bits, lanes)."""
+    """Return the torch dtype of a DLPack (code, bits, lanes)."""
     return _dtypes()[triple]
 
 
 def dtype_triple(dtype: torch.dtype) -> tuple[int, int, int]:
-    """DLPack's (code, bits, lanes) of a torch dtype."""
+    """Return DLPack's (code, bits, lanes) of a torch dtype."""
     return _TRIPLES[str(dtype).removeprefix("torch.")]
 
 
 def over_memory(memory: Any) -> torch.Tensor:
-    """A uint8 tensor over a `_core.WorkspaceMemory`, the same inside and outside inference mode."""
+    """Make a uint8 tensor over a `_core.WorkspaceMemory`, also usable outside inference mode."""
     with torch.inference_mode(False):
         tensor: torch.Tensor = memory.tensor()
     return tensor
 
 
 def cut(base: torch.Tensor, view: View) -> torch.Tensor:
-    """The tensor that `view` describes, as a view of the flat uint8 tensor `base`."""
+    """Cut the tensor that `view` describes, a view of the flat uint8 tensor `base`."""
     offset, shape, triple = view
     dtype = torch_dtype(triple)
     num_bytes = dtype.itemsize

@@ -100,7 +100,8 @@ class Expert:
         import torch
 
         gate, up = (tokens @ self._gate_up).chunk(2, dim=1)
-        return (torch.nn.functional.silu(gate) * up) @ self._down
+        output: torch.Tensor = (torch.nn.functional.silu(gate) * up) @ self._down
+        return output
 
 
 class ShardedExperts:

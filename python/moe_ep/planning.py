@@ -151,9 +151,7 @@ def make_plan(sizes: Sizes, config: HostAlltoAllConfig | None = None) -> Plan:
     )
 
 
-def _layout(
-    sizes: Sizes, config: HostAlltoAllConfig
-) -> tuple[int, list[tuple[str, int, int]]]:
+def _layout(sizes: Sizes, config: HostAlltoAllConfig) -> tuple[int, list[tuple[str, int, int]]]:
     from . import _core
 
     params = _core.MoEEpCommParams()

@@ -5,23 +5,11 @@
 
 #include <moe_ep/tensor.hpp>
 
+#include "protocol/output.hpp"
 #include "protocol/step.hpp"
 #include "protocol/wait.hpp"
 
 namespace moe_ep {
-
-enum class OutputFormat : std::uint8_t { kPlain, kMxfp8, kMxfp4, kNvfp4 };
-
-// Where a combine's sums go.
-struct CombineOutput {
-  std::byte* rows = nullptr;
-  std::int64_t stride = 0;  // bytes between rows
-  DType dtype{};            // of a plain output
-  OutputFormat format = OutputFormat::kPlain;
-  std::uint8_t* scales = nullptr;
-  SfLayout sf_layout = SfLayout::kLinear;
-  float scalar_scale = 1.0f;
-};
 
 class Backend {
  public:

@@ -31,9 +31,12 @@ void CommunicationState::checkpoint_restore(std::shared_ptr<CommBackend> comm) {
   const char* op = "checkpoint_restore";
   SharedWorkspace& workspace = between_rounds(workspace_, op);
   if (workspace.memory->mapped()) return;
-  if (comm->get_size() != bootstrap_.world_size || comm->get_rank() != bootstrap_.rank) {
-    throw std::logic_error(concat(op, ": comm_backend must have rank ", bootstrap_.rank, " of ",
-                                  bootstrap_.world_size, ", got rank ", comm->get_rank(), " of ",
+  require(comm != nullptr, op, ": comm_backend must be given, got none");
+  // The ranks that are left after a recover() are those of the present backend.
+  const CommBackend& present = *options_.comm;
+  if (comm->get_size() != present.get_size() || comm->get_rank() != present.get_rank()) {
+    throw std::logic_error(concat(op, ": comm_backend must have rank ", present.get_rank(), " of ",
+                                  present.get_size(), ", got rank ", comm->get_rank(), " of ",
                                   comm->get_size()));
   }
   workspace.memory->checkpoint_restore(*comm);

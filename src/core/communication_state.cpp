@@ -66,6 +66,8 @@ Announcement CommunicationState::announcement() const {
       {"enable_rank_mask", text(options_.enable_rank_mask)},
       {"use_low_precision_combine", text(options_.use_low_precision_combine)},
       {"cft", options_.cft ? text(*options_.cft) : "None"},
+      {"cft_max_tokens_for_dispatch", concat(options_.cft_max_tokens_for_dispatch)},
+      {"cft_max_tokens_for_combine", concat(options_.cft_max_tokens_for_combine)},
       {"lamport", options_.lamport ? text(*options_.lamport) : "None"},
       {"lamport_max_tokens", text(options_.lamport_max_tokens)},
       {"share_workspace", text(options_.share_workspace)},

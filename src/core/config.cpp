@@ -142,6 +142,8 @@ Options make_options(const HostAlltoAllConfig& config) {
   options.use_low_precision_combine = config.use_low_precision_combine;
   options.comm = config.comm_backend;
   options.cft = config.cft;
+  options.cft_max_tokens_for_dispatch = config.cft_max_tokens_for_dispatch;
+  options.cft_max_tokens_for_combine = config.cft_max_tokens_for_combine;
   options.lamport = config.lamport;
   options.lamport_max_tokens = config.lamport_max_tokens;
   options.timeout_sec = config.timeout_sec;

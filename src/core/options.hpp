@@ -16,6 +16,8 @@ struct Options {
   bool use_low_precision_combine = false;
   std::shared_ptr<CommBackend> comm;
   std::optional<bool> cft;
+  std::int64_t cft_max_tokens_for_dispatch = 128;
+  std::int64_t cft_max_tokens_for_combine = 128;
   std::optional<bool> lamport;
   std::optional<std::int64_t> lamport_max_tokens;
   int timeout_sec = 300;

@@ -261,6 +261,7 @@ void fp8_encode_row_avx2(Codec codec, const std::byte* src, std::int64_t element
 
 void fp8_sum_rows_avx2(const std::byte* const* wires, int num_rows, std::int64_t elements,
                        Codec out_codec, std::byte* out) {
+  if (elements == 0) return;
   if (num_rows == 0) {
     std::memset(out, 0, static_cast<std::size_t>(elements) * (out_codec == Codec::kFp32 ? 4 : 2));
     return;

@@ -103,8 +103,9 @@ void sum_rows_as(const std::byte* const* rows, int num_rows, std::int64_t elemen
 void sum_rows(Codec codec, const std::byte* const* rows, int num_rows, std::int64_t elements,
               Codec out_codec, std::byte* out) {
   const auto out_bytes = static_cast<std::size_t>(elements) * (out_codec == Codec::kFp32 ? 4 : 2);
+  if (elements == 0) return;
   if (num_rows == 0) {
-    if (out_bytes != 0) std::memset(out, 0, out_bytes);
+    std::memset(out, 0, out_bytes);
   } else if (num_rows == 1 && codec == out_codec) {
     copy(out, rows[0], out_bytes);
   } else if (codec == Codec::kBf16 && out_codec == Codec::kBf16) {

@@ -60,9 +60,10 @@ class Exchange {
     own.fd = UniqueFd(::fcntl(own_fd_, F_DUPFD_CLOEXEC, 0));
     if (!own.fd) detail::throw_errno(kOperation, "fcntl(F_DUPFD_CLOEXEC)", errno);
     own.answered = true;
-    while (!missing().empty()) {
+    for (;;) {
       const bool asked = ask_all();
       const bool answered = answer_all();
+      if (missing().empty()) break;
       const Deadline pause(kRetryPause);
       if (!poll_once(asked && answered ? deadline : pause) && deadline.expired()) {
         fail("every rank must exchange descriptors within " + std::to_string(timeout_.count()) +

@@ -7,6 +7,7 @@
 //   recv_counts  4 x R                      own rank, after it accepted the lines
 //   send_counts  4 x R                      own rank, while routing
 //   hops         8 x C x min(R, 64)         own rank: dispatch writes, combine reads
+//   chunks       4 x R x ceil(C / 4)        rank src writes row src -> own rank (devices only)
 //   eplb         4 x R x E'                 rank src writes row src -> own rank
 //   combine      row x R x T, fixed start   own rank writes -> peers read (fence)
 //   dispatch     rows of every payload, R x T each; ends at the slice's end
@@ -16,11 +17,17 @@
 // multiple of kAlign: a step of any size, dtype or payload mix stays within its own reservation and
 // cannot touch rows of an earlier step's combine that a slow peer still reads. All offsets are
 // 64-bit.
+//
+// A combine whose peers push rows (devices, large steps; src/cuda/kernels/combine.hpp) lets them land
+// between the end of this step's combine region and the slice's end. Those bytes are free then: the
+// rank has entered combine, so its experts are done with the dispatched rows, and its peers have
+// entered the same step, so nobody reads rows of an earlier one.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include <moe_ep/rank_mask.hpp>
 #include <moe_ep/types.hpp>
 
 #include "protocol/epoch.hpp"
@@ -35,28 +42,43 @@ MOE_EP_HD constexpr std::int64_t align_up(std::int64_t bytes) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
-// State of the own rank's steps. Only the own rank reads or writes it.
+// State of the own rank's steps. Only the own rank reads or writes it. Devices keep here what a
+// replayed launch must find in memory; hosts use the first fields.
 struct SliceHeader {
   std::uint64_t magic;
-  Epoch epoch;  // of the last step begun
-  std::uint32_t unused;
+  Epoch epoch;                      // of the last step begun
+  std::uint32_t failed;             // devices: not 0 once a step has failed; then steps end at once
   std::int64_t max_dispatch_bytes;  // largest dispatch region of any step so far
   std::int64_t max_combine_bytes;   // largest combine region of any step so far
-  std::byte padding[96];
+  RankMask active;                  // devices: of the last dispatch; its combine reads it
+  std::uint32_t drain;              // devices: not 0 if peers pushed rows in the last combine
+  std::uint32_t dispatch_arrivals;  // devices: blocks of the running dispatch that have finished
+  std::uint32_t combine_arrivals;   // devices: the same of the running combine
+  std::byte padding[52];
 };
 
-// What rank src tells the slice's owner, in line src. Everything but the flags is written before the
-// flag of its phase with plain stores, and read after it.
+// What rank src tells the slice's owner, in line src. The signature is written before the dispatch
+// flag with plain stores, and read after it. Each flag and the word behind it are one aligned 64-bit
+// word to devices, which therefore need no fence between the two.
 struct PeerLine {
-  std::uint32_t dispatch_flag;     // epoch: release by src's dispatch, acquire by the owner's
-  std::uint32_t combine_flag;      // epoch: release by src's combine, acquire by the owner's
-  std::int32_t num_rows;           // tokens src sent to the owner in this step
-  std::int32_t combine_row_bytes;  // row of src's combine region
-  std::int32_t combine_format;     // how its rows are coded (CombineFormat)
+  std::uint32_t dispatch_flag;  // epoch: release by src's dispatch, acquire by the owner's
+  std::int32_t num_rows;        // tokens src sent to the owner in this step
+  std::uint32_t combine_flag;   // epoch: release by src's combine, acquire by the owner's
+  std::uint32_t combine_code;   // src's combine rows: combine_code()
+  std::uint32_t landing_flag;   // devices, epoch: release by src's combine, acquire by the owner's
+  std::uint32_t landing;        // where in src's slice the owner's rows go, in kAlign; kNoLanding
+  std::uint32_t done_flag;      // devices, epoch: src has read all rows that were pushed to it
+  std::uint32_t unused;
   StepSignature signature;
-  std::byte padding[128 - 20 - sizeof(StepSignature)];
+  std::byte padding[128 - 32 - sizeof(StepSignature)];
 };
 static_assert(sizeof(SliceHeader) == 128 && sizeof(PeerLine) == 128);
+
+// PeerLine::landing of a rank that pulls instead.
+inline constexpr std::uint32_t kNoLanding = ~0u;
+
+// Rows of a source that share one word of the chunks region, at least: 4, or a larger power of two.
+inline constexpr std::int32_t kMinChunkRows = 4;
 
 // One visit of a token: which rank it went to, and in which row of this rank's block there.
 struct Hop {
@@ -74,12 +96,17 @@ struct WorkspaceLayout {
   std::int64_t recv_counts = 0;
   std::int64_t send_counts = 0;
   std::int64_t hops = 0;
+  std::int64_t chunks = 0;
   std::int64_t eplb = 0;
   std::int64_t combine = 0;
 
   // The most ranks one token can visit.
   MOE_EP_HD constexpr std::int32_t hops_per_token() const {
     return num_ranks < kMaxTopK ? num_ranks : kMaxTopK;
+  }
+
+  MOE_EP_HD constexpr std::int32_t chunks_per_rank() const {
+    return max_tokens / kMinChunkRows + (max_tokens % kMinChunkRows != 0 ? 1 : 0);
   }
 
   static MOE_EP_HD constexpr WorkspaceLayout make(std::int32_t num_ranks, std::int32_t max_tokens,
@@ -95,8 +122,9 @@ struct WorkspaceLayout {
     layout.recv_counts = layout.lines + ranks * static_cast<std::int64_t>(sizeof(PeerLine));
     layout.send_counts = layout.recv_counts + align_up(4 * ranks);
     layout.hops = layout.send_counts + align_up(4 * ranks);
-    layout.eplb = layout.hops + align_up(static_cast<std::int64_t>(sizeof(Hop)) * max_tokens *
-                                         layout.hops_per_token());
+    layout.chunks = layout.hops + align_up(static_cast<std::int64_t>(sizeof(Hop)) * max_tokens *
+                                           layout.hops_per_token());
+    layout.eplb = layout.chunks + align_up(4 * ranks * layout.chunks_per_rank());
     layout.combine = layout.eplb + align_up(4 * ranks * eplb_experts);
     return layout;
   }
@@ -129,6 +157,10 @@ struct WorkspaceLayout {
 
   MOE_EP_HD constexpr std::int64_t line(std::int32_t src) const {
     return lines + src * static_cast<std::int64_t>(sizeof(PeerLine));
+  }
+  // First word of src's chunks.
+  MOE_EP_HD constexpr std::int64_t chunk_row(std::int32_t src) const {
+    return chunks + 4ll * src * chunks_per_rank();
   }
   MOE_EP_HD constexpr std::int64_t eplb_row(std::int32_t src) const {
     return eplb + 4ll * src * eplb_experts;

@@ -161,8 +161,7 @@ MOE_EP_HD void announce_combine(M& memory, const CombineParams& params, Epoch ep
   const Workspace& workspace = params.workspace;
   params.active.for_each([&](std::int32_t peer) {
     PeerLine* line = workspace.line(peer, workspace.rank);
-    line->combine_row_bytes = static_cast<std::int32_t>(params.row_bytes);
-    line->combine_format = params.format;
+    line->combine_code = combine_code(params.row_bytes, params.format) | kRowsPlaced;
     T::publish_combine(memory, line, epoch);  // pairs with T::combine_arrived in accept_combine
   });
 }
@@ -179,18 +178,17 @@ MOE_EP_HD StepStatus accept_combine(M& memory, const CombineParams& params, Epoc
   });
   if (!status.missing.empty()) status.result = StepResult::kTimeout;
   (params.active - status.missing).for_each([&](std::int32_t peer) {
-    const PeerLine* line = workspace.line(workspace.rank, peer);
-    const bool same_size = line->combine_row_bytes == params.row_bytes;
-    if (status.result == StepResult::kMismatch ||
-        (same_size && line->combine_format == params.format)) {
-      return;
-    }
+    const std::uint32_t want = combine_code(params.row_bytes, params.format);
+    const std::uint32_t got =
+        workspace.line(workspace.rank, peer)->combine_code & ~kRowsPlaced;
+    if (status.result == StepResult::kMismatch || got == want) return;
+    const bool same_size = combine_code_row_bytes(got) == combine_code_row_bytes(want);
     status.result = StepResult::kMismatch;
     status.peer = peer;
     status.field = static_cast<std::int32_t>(same_size ? CombineField::kFormat
                                                        : CombineField::kRowBytes);
     status.want = same_size ? params.format : params.row_bytes;
-    status.got = same_size ? line->combine_format : line->combine_row_bytes;
+    status.got = same_size ? combine_code_format(got) : combine_code_row_bytes(got);
   });
   return status;
 }

@@ -38,9 +38,7 @@ class Arena:
         needed = sum(_round_up(rows * width) for width in row_bytes)
         if self._block.device != device or self._block.numel() < needed:
             capacity = sum(_round_up(capacity_rows * width) for width in row_bytes)
-            # No inference tensor, whatever mode the caller is in: later steps write to it.
-            with torch.inference_mode(False):
-                self._block = torch.empty(capacity, dtype=torch.uint8, device=device)
+            self._block = torch.empty(capacity, dtype=torch.uint8, device=device)
         views, offset = [], 0
         for width in row_bytes:
             end = offset + rows * width

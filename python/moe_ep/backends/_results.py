@@ -53,7 +53,9 @@ class Results:
             tuple((p.name, p.tensor.dtype, tuple(p.tensor.shape[1:])) for p in payloads),
         )
         if key not in self._by_shape:
-            self._by_shape[key] = self._make(step, payloads, stats_length)
+            # No inference tensors, whatever mode the caller is in: later steps write to them.
+            with torch.inference_mode(False), torch.no_grad():
+                self._by_shape[key] = self._make(step, payloads, stats_length)
         return self._by_shape[key]
 
     def _make(
@@ -70,12 +72,10 @@ class Results:
             block.view(payload.tensor.dtype).view(rows, *payload.tensor.shape[1:])
             for block, payload in zip(blocks, payloads, strict=True)
         ]
-        # No inference tensors, whatever mode the caller is in: later steps write to them.
-        with torch.inference_mode(False):
-            counts = torch.zeros(self._world_size, dtype=torch.int32, device=step.device)
-            stats = None
-            if stats_length is not None:
-                stats = counts.new_zeros((self._world_size, stats_length))
+        counts = torch.zeros(self._world_size, dtype=torch.int32, device=step.device)
+        stats = None
+        if stats_length is not None:
+            stats = counts.new_zeros((self._world_size, stats_length))
         return _arrange(step, views, counts, stats)
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 
-from .. import _core
+import moe_ep._core as _core
+
 from .._views import View, cut, dtype_triple, over_memory
 from ..comm.default import check_comm_backend, default_comm_backend
 from ..comm.rank_mask import moe_a2a_active_rank_mask
@@ -45,7 +46,7 @@ def _core_bootstrap(bootstrap: BootstrapConfig) -> _core.BootstrapConfig:
 
 
 def core_params(params: MoEEpCommParams) -> _core.MoEEpCommParams:
-    """The compiled module's form of `params`."""
+    """Return the compiled module's form of `params`."""
     core = _core.MoEEpCommParams()
     core.num_experts, core.top_k = params.num_experts, params.top_k
     core.max_tokens_per_rank, core.hidden_size = params.max_tokens_per_rank, params.hidden_size
@@ -57,7 +58,7 @@ def core_params(params: MoEEpCommParams) -> _core.MoEEpCommParams:
 
 
 def core_config(config: BackendConfig) -> Any:
-    """The compiled module's form of a backend's options, all but the comm backend."""
+    """Return the compiled module's form of a backend's options, all but the comm backend."""
     core = getattr(_core, type(config).__name__)()
     for field in dataclasses.fields(cast("Any", config)):
         if field.name not in ("backend_name", "comm_backend"):
@@ -66,7 +67,7 @@ def core_config(config: BackendConfig) -> Any:
 
 
 def _group_of(bootstrap: BootstrapConfig, comm: CommBackend, given: object) -> object:
-    """The object that says which group this is: instances with the same one may share memory."""
+    """Return what says which group this is: instances with the same one may share memory."""
     if given is not None:
         return given
     if bootstrap.tcp_store is not None:

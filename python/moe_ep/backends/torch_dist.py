@@ -196,16 +196,19 @@ class TorchDistAlltoAll(MoEEpCommunication):
             )
         key = (step.tokens_per_rank, step.device)
         if key not in self._combine_inputs:
-            world_size, hidden = self.bootstrap.world_size, self.params.hidden_size
-            if self._combine_memory is None or self._combine_memory.device != step.device:
-                capacity = world_size * self.params.max_tokens_per_rank
-                with torch.inference_mode(False):
-                    self._combine_memory = torch.empty(
-                        (capacity, hidden), dtype=dtype, device=step.device
-                    )
-            rows = world_size * step.tokens_per_rank
-            self._combine_inputs[key] = self._combine_memory[:rows]
+            with torch.inference_mode(False), torch.no_grad():
+                self._combine_inputs[key] = self._cut_combine_input(step)
         return self._combine_inputs[key]
+
+    def _cut_combine_input(self, step: DispatchStep) -> torch.Tensor:
+        world_size, params = self.bootstrap.world_size, self.params
+        if self._combine_memory is None or self._combine_memory.device != step.device:
+            self._combine_memory = torch.empty(
+                (world_size * params.max_tokens_per_rank, params.hidden_size),
+                dtype=params.token_dtype,
+                device=step.device,
+            )
+        return self._combine_memory[: world_size * step.tokens_per_rank]
 
     def check(self) -> None:
         """Raise the error of an earlier step, if there is one, without waiting."""

@@ -87,7 +87,10 @@ def failures_reported() -> Iterator[None]:
 
     try:
         yield
-    except (MoEEpError, RankError, ImportError, MemoryError, OSError) as error:
+    except RankError as error:
+        # What is wrong comes before who waited for it, as in the error's own message.
+        fail("\n".join(str(error).partition("\n--- ")[0].splitlines()))
+    except (MoEEpError, ImportError, MemoryError, OSError) as error:
         fail(str(error) or type(error).__name__)
 
 

@@ -1,3 +1,228 @@
-"""stub"""
-def bench() -> None:
-    """Stub."""
+"""``moe-ep bench``: dispatch and combine against memcpy and Gloo, measured in one run."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..bench.cases import Case, RoutingName
+from ..limits import MAX_TOP_K
+from ..models import MODELS, ModelShape
+from ._bench_table import LEGEND, make_table, make_title
+from ._console import console, error_console, failures_reported, format_bytes, progress_bar
+from ._options import (
+    BackendOption,
+    DtypeName,
+    FormatName,
+    JsonOption,
+    RanksOption,
+    check_experts,
+    check_model,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..bench.worker import Effort
+
+__all__ = ["bench", "tokens_of"]
+
+_CASE_TIMEOUT_SEC = 600.0
+# Share of free memory that a case may take.
+_MEMORY_SHARE = 0.8
+
+
+def tokens_of(text: str) -> list[int]:
+    """Token counts of an option: ``1,8,256``, or ``1..64`` for the powers of two from 1 to 64.
+
+    Raises
+    ------
+    typer.BadParameter
+        It is neither.
+    """
+    counts: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.strip().partition("..")
+        if not first.isdecimal() or (dots and not last.isdecimal()):
+            raise typer.BadParameter(f"must be counts such as 1,8,256 or 1..8192, got {text}")
+        count, limit = int(first), int(last or first)
+        if count < 1 or limit < count:
+            raise typer.BadParameter(f"counts must be positive and ascending, got {text}")
+        while count <= limit:
+            counts.append(count)
+            count *= 2
+    return list(dict.fromkeys(counts))
+
+
+def _check_tokens(text: str) -> str:
+    tokens_of(text)
+    return text
+
+
+def _check_models(names: list[str] | None) -> list[str] | None:
+    for name in names or []:
+        check_model(name)
+    return names
+
+
+def bench(
+    backend: BackendOption = "host",
+    ranks: RanksOption = 2,
+    threads: Annotated[int, typer.Option(help="Threads of a rank.", min=1, max=1024)] = 1,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Sizes: {', '.join(MODELS)}. May be repeated; deepseek-v3 by default.",
+            callback=_check_models,
+        ),
+    ] = None,
+    hidden: Annotated[int | None, typer.Option(help="Elements of a token.", min=1)] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Experts of a token.", min=1, max=MAX_TOP_K)
+    ] = None,
+    experts: Annotated[
+        int | None, typer.Option(help="Experts, a multiple of --ranks.", min=1)
+    ] = None,
+    tokens: Annotated[
+        str,
+        typer.Option(help="Tokens of a rank: 1,8,256 or 1..8192.", callback=_check_tokens),
+    ] = "1..8192",
+    routing: Annotated[RoutingName, typer.Option(help="How picks are drawn.")] = RoutingName.random,
+    dtype: Annotated[DtypeName, typer.Option(help="Element type of tokens.")] = DtypeName.bf16,
+    format: Annotated[  # noqa: A002
+        FormatName | None, typer.Option(help="Quantised format of dispatched rows.")
+    ] = None,
+    in_place: Annotated[
+        bool,
+        typer.Option(
+            "--combine-in-place/--combine-external",
+            help="Expert output in the backend's combine buffer, or in a tensor of its own.",
+        ),
+    ] = True,
+    iters: Annotated[int, typer.Option(help="Most iterations of a measurement.", min=4)] = 400,
+    warmup: Annotated[int, typer.Option(help="Iterations before it.", min=1)] = 20,
+    seconds: Annotated[float, typer.Option(help="Budget of a measurement.", min=0.01)] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of inputs.", min=0)] = 0,
+    pin: Annotated[
+        bool, typer.Option(help="Bind ranks to cores of their own where there are enough.")
+    ] = True,
+    baselines: Annotated[
+        bool, typer.Option(help="Measure memcpy and Gloo in the same run.")
+    ] = True,
+    jsonl: Annotated[
+        Path | None, typer.Option(help="Append one JSON line a case to this file.", dir_okay=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time dispatch and combine, and memcpy and Gloo beside them.
+
+    Every case is checked bit by bit before it is timed. docs/benchmark.md says what is measured
+    and how.
+    """
+    from ..bench.worker import Effort
+
+    shapes = _shapes(model, hidden, top_k, experts)
+    for shape in shapes:
+        check_experts(shape.num_experts, ranks, shape.top_k)
+    cases = [
+        Case(
+            model=shape.name,
+            world_size=ranks,
+            num_tokens=num_tokens,
+            hidden_size=shape.hidden_size,
+            top_k=shape.top_k,
+            num_experts=shape.num_experts,
+            dtype=dtype.value,
+            format_name=None if format is None else format.value,
+            routing=routing,
+            seed=seed,
+            backend=backend,
+            threads=threads,
+            is_in_place=in_place,
+        )
+        for shape in shapes
+        for num_tokens in tokens_of(tokens)
+    ]
+    effort = Effort(iters, warmup, seconds, has_baselines=baselines)
+    with failures_reported(), ExitStack() as stack:
+        sinks: list[Callable[[str], object]] = []
+        if jsonl is not None:
+            sinks.append(stack.enter_context(jsonl.open("a", buffering=1, encoding="utf-8")).write)
+        rows = _measure(cases, effort, sinks, is_pinned=pin)
+    if as_json:
+        import json
+
+        for row in rows:
+            print(json.dumps(row))
+        return
+    out = console()
+    for shape in shapes:
+        chosen = [row for row in rows if row["model"] == shape.name]
+        if chosen:
+            out.print(make_title(chosen[0]))
+            out.print(make_table(chosen))
+    out.print(LEGEND)
+    if len(rows) < len(cases):
+        raise typer.Exit(1)
+
+
+def _shapes(
+    names: list[str] | None, hidden: int | None, top_k: int | None, experts: int | None
+) -> list[ModelShape]:
+    """Sizes to measure: presets, with single sizes replaced."""
+    shapes = [MODELS[name] for name in dict.fromkeys(names or ["deepseek-v3"])]
+    if hidden is None and top_k is None and experts is None:
+        return shapes
+    return [
+        ModelShape(
+            f"{shape.name}*" if names else "custom",
+            hidden or shape.hidden_size,
+            top_k or shape.top_k,
+            experts or shape.num_experts,
+        )
+        for shape in shapes
+    ]
+
+
+def _measure(
+    cases: list[Case], effort: Effort, sinks: list[Callable[[str], object]], *, is_pinned: bool
+) -> list[dict[str, Any]]:
+    """Run the cases that fit into memory, one after another; say which do not."""
+    import json
+
+    from ..bench.report import describe_run, make_row
+    from ..bench.worker import measure_case
+    from ..launch import RankTeam
+    from ..machine.memory import available_bytes
+
+    first = cases[0]
+    rows: list[dict[str, Any]] = []
+    run = describe_run()
+    with (
+        RankTeam(
+            first.world_size, threads=first.threads, is_pinned=is_pinned, timeout=_CASE_TIMEOUT_SEC
+        ) as team,
+        progress_bar(auto_refresh=False) as progress,
+    ):
+        task = progress.add_task("starting ranks", total=len(cases))
+        for case in cases:
+            label = f"{case.model} T={case.num_tokens}"
+            progress.update(task, description=label, refresh=True)
+            free = available_bytes()
+            if free is not None and case.memory_bytes > _MEMORY_SHARE * free:
+                error_console().print(
+                    f"left out: {label} would take {format_bytes(case.memory_bytes)} of "
+                    f"{format_bytes(free)} free memory"
+                )
+                progress.advance(task)
+                continue
+            results = team.run(measure_case, case, effort)
+            row = make_row(run, case, effort, results, is_pinned=team.is_pinned)
+            rows.append(row)
+            for write in sinks:
+                write(json.dumps(row) + "\n")
+            progress.advance(task)
+    return rows

@@ -15,8 +15,11 @@ def cmake_dir() -> None:
     """Print the folder of moe_ep-config.cmake, for CMAKE_PREFIX_PATH or moe_ep_DIR."""
     folder = find_cmake_dir()
     if folder is None:
-        searched = ", ".join(str(root) for root in _package_folders())
-        fail(f"cmake-dir: moe_ep-config.cmake must be in the installed package, got none below {searched}")
+        searched = " or ".join(str(root) for root in _package_folders())
+        fail(
+            "cmake-dir: moe_ep-config.cmake must be in the installed package, "
+            f"got none below {searched}"
+        )
     print(folder)
 
 
@@ -30,7 +33,7 @@ def find_cmake_dir() -> Path | None:
 
 
 def _package_folders() -> list[Path]:
-    """Where the package's files lie: an editable install keeps what is built apart from the rest."""
+    """Where the package's files lie; an editable install keeps apart what is built."""
     import importlib.util
 
     folders = [Path(__file__).resolve().parents[1]]

@@ -83,12 +83,14 @@ def _print(result: DemoResult) -> None:
     if result.is_ok:
         out.print(
             f"[bold green]OK:[/] {size}: the output matches the dense layer "
-            f"(max error {error:.3g} <= {bound:.3g}; {share})"
+            f"(max error {error:.3g} <= {bound:.3g}; {share})",
+            soft_wrap=True,
         )
     else:
         out.print(
             f"[bold red]FAILED:[/] {size}: the output differs from the dense layer "
-            f"(max error {error:.3g}, largest bound {bound:.3g}; {share})"
+            f"(max error {error:.3g}, largest bound {bound:.3g}; {share})",
+            soft_wrap=True,
         )
 
 

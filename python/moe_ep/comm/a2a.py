@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from .. import _core
+import moe_ep._core as _core
+
 from .._views import cut
 
 if TYPE_CHECKING:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import _core
+import moe_ep._core as _core
+
 from .a2a import (
     A2aBackend,
     SfLayout,
@@ -347,7 +348,7 @@ class MoeAlltoAll:
 
 
 def _group(mapping: Mapping, config: MnnvlConfig | None) -> CommBackend:
-    """The comm backend of the caller's expert-parallel group."""
+    """Return the comm backend of the caller's expert-parallel group."""
     comm = None if config is None else config.comm_backend
     if comm is None:
         if mapping.world_size == 1:

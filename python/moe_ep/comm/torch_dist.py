@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from .._check import check_int
 from .._groups import group_rank, group_size, resolve_group, wire_device
-from ..errors import MoEEpError
+from .torch_dist_split import TorchDistSplit, group_failure, split, to_bytes, to_tensor
 from .wire import decode, encode
 
 __all__ = ["TorchDistBackend"]
@@ -19,7 +19,8 @@ class TorchDistBackend:
     """CommBackend over a process group of any kind: Gloo, NCCL, MPI, or several by device.
 
     All ranks are numbered within the group, whatever their global ranks are and in whatever order
-    the group lists them. Messages are typed bytes in tensors; nothing is pickled.
+    the group lists them. Messages are typed bytes in tensors; nothing is pickled. A group that
+    moves CUDA tensors only uses the current device.
 
     Parameters
     ----------
@@ -36,8 +37,6 @@ class TorchDistBackend:
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group: dist.ProcessGroup = resolve_group("TorchDistBackend", group)
-        # Group ranks in this backend's order: Split may ask for another order than torch keeps.
-        self._order: tuple[int, ...] = tuple(range(group_size(self._group)))
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -46,16 +45,16 @@ class TorchDistBackend:
 
     def Get_rank(self) -> int:
         """Rank of the caller within the group."""
-        return self._order.index(group_rank(self._group))
+        return group_rank(self._group)
 
     def Get_size(self) -> int:
         """Ranks of the group."""
-        return len(self._order)
+        return group_size(self._group)
 
     def allgather(self, obj: Any) -> tuple[Any, ...]:
         """Every rank's `obj`, in rank order."""
         messages = self._allgather_bytes("allgather", encode(obj))
-        return tuple(decode(messages[member], source) for source, member in enumerate(self._order))
+        return tuple(decode(message, source) for source, message in enumerate(messages))
 
     def bcast(self, obj: Any, root: int) -> Any:
         """Rank `root`'s `obj` on every rank."""
@@ -64,40 +63,27 @@ class TorchDistBackend:
         message = encode(obj) if is_root else b""
         device = wire_device(self._group)
         # torch wants the root as a global rank.
-        source = dist.get_global_rank(self._group, self._order[root])
+        source = dist.get_global_rank(self._group, root)
         length = torch.tensor([len(message)], dtype=torch.int64, device=device)
         try:
             dist.broadcast(length, src=source, group=self._group)
-            data = _as_tensor(message, int(length), device)
+            data = to_tensor(message, int(length), device)
             dist.broadcast(data, src=source, group=self._group)
         except RuntimeError as error:
-            raise _failure("bcast", error) from error
-        return obj if is_root else decode(_as_bytes(data), root)
+            raise group_failure("bcast", error) from error
+        return obj if is_root else decode(to_bytes(data), root)
 
     def barrier(self) -> None:
         """Return once every rank has called it."""
         self._allgather_bytes("barrier", b"")
 
-    def Split(self, color: int, key: int) -> TorchDistBackend:
-        """Group of all ranks that pass the same `color`, ordered by `key`, then by rank."""
-        check_int("Split", "color", color)
-        check_int("Split", "key", key)
-        entries = self.allgather((color, key))
-        members = sorted(
-            (their_key, rank)
-            for rank, (their_color, their_key) in enumerate(entries)
-            if their_color == color
-        )
-        global_ranks = [dist.get_global_rank(self._group, self._order[rank]) for _, rank in members]
-        # Only the members meet in new_group, so that colors do not wait for each other.
-        group = dist.new_group(
-            global_ranks,
-            backend=dist.get_backend_config(self._group),
-            use_local_synchronization=True,
-        )
-        split = TorchDistBackend(group)
-        split._order = tuple(dist.get_group_rank(split._group, rank) for rank in global_ranks)
-        return split
+    def Split(self, color: int, key: int) -> TorchDistSplit:
+        """Group of all ranks that pass the same `color`, ordered by `key`, then by rank.
+
+        It sends through this group; no process group is made, as torch would need every rank of the
+        default group for that.
+        """
+        return split(self, self._group, color, key, range(group_size(self._group)))
 
     def _allgather_bytes(self, operation: str, message: bytes) -> list[bytes]:
         """Return every member's message, by group rank: lengths first, then one padded gather."""
@@ -111,25 +97,9 @@ class TorchDistBackend:
             longest = max(counts)
             if longest == 0:
                 return [b""] * size
-            data = _as_tensor(message, longest, device)
+            data = to_tensor(message, longest, device)
             received = [torch.empty_like(data) for _ in range(size)]
             dist.all_gather(received, data, group=self._group)
         except RuntimeError as error:
-            raise _failure(operation, error) from error
-        return [_as_bytes(row[:count]) for row, count in zip(received, counts, strict=True)]
-
-
-def _as_tensor(message: bytes, length: int, device: torch.device) -> torch.Tensor:
-    padded = bytearray(message.ljust(length, b"\0"))
-    return torch.frombuffer(padded, dtype=torch.uint8).to(device)
-
-
-def _as_bytes(data: torch.Tensor) -> bytes:
-    return bytes(data.cpu().numpy().tobytes())
-
-
-def _failure(operation: str, error: RuntimeError) -> MoEEpError:
-    return MoEEpError(
-        f"{operation}: every rank of the process group must take part, got "
-        f"{type(error).__name__}: {error}"
-    )
+            raise group_failure(operation, error) from error
+        return [to_bytes(row[:count]) for row, count in zip(received, counts, strict=True)]

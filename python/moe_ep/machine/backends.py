@@ -8,7 +8,7 @@ __all__ = ["describe_backends"]
 
 
 def describe_backends() -> dict[str, Any]:
-    """For each backend whether it runs and why not; and what 'auto' takes in a group of this host."""
+    """Whether each backend runs, why not, and what 'auto' takes in a group of this host."""
     from ..auto import BACKEND_CONFIGS
     from ..registry import available_communication_backends
 

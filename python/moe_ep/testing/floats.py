@@ -62,7 +62,8 @@ def equal_bits(left: Array, right: Array, name: FloatName) -> bool:
 
 def half_ulp(values: npt.NDArray[np.float64], name: FloatName) -> npt.NDArray[np.float64]:
     """Half the distance of neighbouring numbers of this format at `values`."""
-    _, exponents = np.frexp(np.abs(values))
-    exponents = np.maximum(exponents - 1, _SMALLEST_EXPONENT[name])
+    _, exponents = np.frexp(values)
+    exponents = np.where(values == 0, _SMALLEST_EXPONENT[name], exponents - 1)
+    exponents = np.maximum(exponents, _SMALLEST_EXPONENT[name])
     half: npt.NDArray[np.float64] = np.ldexp(0.5, exponents - (_SIGNIFICAND_BITS[name] - 1))
     return half

@@ -313,7 +313,7 @@ TEST_F(UnixSocketTest, OtherUsersAreTurnedAway) {
                 ? 0
                 : 1);
   }
-  auto hub = start(0, 2, 2s);
+  auto hub = start(0, 2, 1s);
   await_listener();
   ASSERT_EQ(::chmod(path_.c_str(), 0666), 0);  // else the file system keeps the other user out
   ASSERT_EQ(::write(ends[1], "x", 1), 1);

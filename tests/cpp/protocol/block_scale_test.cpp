@@ -92,6 +92,21 @@ TEST(BlockScaleTest, Nvfp4FollowsItsFormula) {
   }
 }
 
+// Exact ties show whether it divides or multiplies by a rounded reciprocal.
+TEST(BlockScaleTest, Nvfp4TiesGoToEven) {
+  for (std::uint32_t code = 0; code < 0x7e; ++code) {
+    const double tie = (e4m3().values[code] + e4m3().values[code + 1]) / 2;
+    EXPECT_EQ(Nvfp4::scale(amax_of({static_cast<float>(6 * tie)}), 1.0f), (code + 1) / 2 * 2);
+  }
+  for (std::uint8_t scale = 1; scale < 0x7f; ++scale) {
+    for (std::uint32_t code = 0; code < 7; ++code) {
+      const double tie = (e2m1().values[code] + e2m1().values[code + 1]) / 2;
+      const auto x = static_cast<float>(tie * e4m3().values[scale]);
+      EXPECT_EQ(Nvfp4::value(x, scale, 1.0f), (code + 1) / 2 * 2);
+    }
+  }
+}
+
 TEST(BlockScaleTest, Nvfp4ScaleSaturates) {
   EXPECT_EQ(Nvfp4::scale(amax_of({6.0f * 448.0f}), 1.0f), 0x7e);
   EXPECT_EQ(Nvfp4::scale(amax_of({1e30f}), 1e30f), 0x7e);

@@ -96,12 +96,11 @@ TEST(Fp8WireTest, RowHoldsCodesThenScales) {
 }
 
 TEST(Fp8WireTest, PaysWhereItIsSmaller) {
-  for (std::int64_t hidden = 1; hidden <= 300; ++hidden) {
-    for (const std::int64_t itemsize : {2, 4}) {
-      EXPECT_EQ(fp8_wire_pays(hidden, itemsize), fp8_wire_row_bytes(hidden) < hidden * itemsize);
-    }
-  }
-  EXPECT_FALSE(fp8_wire_pays(7, 2));
+  EXPECT_FALSE(fp8_wire_pays(1, 2));
+  EXPECT_FALSE(fp8_wire_pays(6, 2));  // 12 bytes either way
+  EXPECT_TRUE(fp8_wire_pays(7, 2));
+  EXPECT_FALSE(fp8_wire_pays(2, 4));
+  EXPECT_TRUE(fp8_wire_pays(3, 4));
   EXPECT_TRUE(fp8_wire_pays(7168, 2));
 }
 
@@ -161,7 +160,7 @@ TEST(Fp8WireTest, SmallestDenormalsAreExact) {
 }
 
 TEST(Fp8WireTest, BoundHoldsAmongDenormals) {
-  for (std::uint32_t units = 500; units < 6000; units += 13) {  // the scale, in units of 2^-149
+  for (std::uint32_t units = 500; units < 6000; units += 61) {  // the scale, in units of 2^-149
     Block block{float_of(448 * units)};
     for (std::uint32_t i = 0; i < 127; ++i) block.push_back(float_of(i));
     for (const std::size_t num_ranks : {1u, 3u, 8u, 64u}) {
@@ -179,14 +178,15 @@ TEST(Fp8WireTest, BoundHoldsAmongDenormals) {
 }
 
 template <class Type>
-void expect_bound_for_random_blocks(int bits_of_type) {
+void expect_bound_for_random_blocks(int bits_of_type, int min_exponent, int max_exponent) {
   std::mt19937 random(5);
   std::normal_distribution<float> normal;
-  for (int trial = 0; trial < 6000; ++trial) {
+  for (int trial = 0; trial < 3000; ++trial) {
     std::vector<Block> ranks(1 + random() % 8, Block(1 + random() % 32));
     const int kind = trial % 4;
     for (Block& block : ranks) {
-      const int exponent = static_cast<int>(random() % 270) - 145;
+      const int exponent =
+          min_exponent + static_cast<int>(random() % unsigned(max_exponent - min_exponent));
       for (float& x : block) {
         do {
           const auto pattern = static_cast<typename Type::Bits>(random() >> (32 - bits_of_type));
@@ -205,9 +205,9 @@ void expect_bound_for_random_blocks(int bits_of_type) {
   }
 }
 
-TEST(Fp8WireTest, BoundHoldsForBf16) { expect_bound_for_random_blocks<Bf16>(16); }
-TEST(Fp8WireTest, BoundHoldsForFp16) { expect_bound_for_random_blocks<Fp16>(16); }
-TEST(Fp8WireTest, BoundHoldsForFp32) { expect_bound_for_random_blocks<Fp32>(32); }
+TEST(Fp8WireTest, BoundHoldsForBf16) { expect_bound_for_random_blocks<Bf16>(16, -135, 124); }
+TEST(Fp8WireTest, BoundHoldsForFp16) { expect_bound_for_random_blocks<Fp16>(16, -26, 12); }
+TEST(Fp8WireTest, BoundHoldsForFp32) { expect_bound_for_random_blocks<Fp32>(32, -150, 124); }
 
 TEST(Fp8WireTest, ShortRowsKeepEverythingButInfinities) {
   for (std::uint32_t pattern = 0; pattern < 0x10000; ++pattern) {

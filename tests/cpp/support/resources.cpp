@@ -11,10 +11,17 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <system_error>
 
 namespace moe_ep::testing {
 namespace {
+
+// Looking opens descriptors itself, which ranks that are threads must not count.
+std::mutex& looking() {
+  static std::mutex mutex;
+  return mutex;
+}
 
 std::vector<std::string> names_in(const std::string& path) {
   std::vector<std::string> names;
@@ -44,6 +51,7 @@ std::vector<std::string> TempDir::entries() const {
 }
 
 Resources Resources::now() {
+  const std::lock_guard lock(looking());
   Resources resources;
   resources.num_fds = static_cast<int>(names_in("/proc/self/fd").size());
   std::ifstream maps("/proc/self/maps");
@@ -61,6 +69,7 @@ std::ostream& operator<<(std::ostream& out, const Resources& resources) {
 }
 
 std::string access_at(const void* address) {
+  const std::lock_guard lock(looking());
   const auto wanted = reinterpret_cast<std::uintptr_t>(address);
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {

@@ -2,13 +2,20 @@
 
 import pytest
 import torch
-from support.cases import DTYPES, Case
-from support.oracle import check_combined, check_dispatched, expert_output, reference_results
-from support.oracle import run_round, run_rounds, supported
 
 import moe_ep
+from support.cases import DTYPES, Case
+from support.oracle import (
+    check_combined,
+    check_dispatched,
+    expert_output,
+    reference_results,
+    run_round,
+    run_rounds,
+    supported,
+)
 
-WIDTHS = (1, 2, 3, 4, 6, 8, 12, 14, 16, 30, 36, 448)
+WIDTHS = (1, 2, 3, 4, 6, 8, 12, 14, 16, 30, 36, 448, 3584)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -30,15 +37,44 @@ def test_any_row_bytes_in_any_order(backend, width):
     backend.run(2, run_rounds, cases)
 
 
+def any_top_k(rank, case):
+    for top_k in (1, 3, 5):
+        run_rounds(rank, [case.again(seed, top_k=top_k) for seed in range(2)])
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("hidden_size", [1, 3, 5, 9, 17, 1023])
+@pytest.mark.parametrize("hidden_size", [1, 3, 5, 9, 17, 1023, 2881])
 def test_odd_hidden_sizes(backend, dtype, hidden_size):
     """FR-052: dispatch and combine of rows that no vector width divides."""
-    cases = [
-        Case(tokens=(2, 3), hidden_size=hidden_size, dtype=dtype, top_k=top_k, capacity=3)
-        for top_k in (3,)
-    ]
-    backend.run(2, run_rounds, cases + [case.again(1) for case in cases])
+    case = Case(tokens=(2, 3), hidden_size=hidden_size, dtype=dtype, capacity=3)
+    backend.run(2, any_top_k, case)
+
+
+FORMATS = {
+    "BF16": ("bfloat16", 256, None),
+    "FP16": ("float16", 256, None),
+    "FP8PerTensor": ("float8_e4m3fn", 256, None),
+    "DeepSeekFp8": ("float8_e4m3fn", 256, ("float32", 2)),
+    "MXFP8": ("float8_e4m3fn", 256, ("float8_e8m0fnu", 8)),
+    "NVFP4": ("uint8", 128, ("float8_e4m3fn", 16)),
+    "MXFP4": ("float4_e2m1fn_x2", 128, ("uint8", 8)),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_dispatch_format(backend, name):
+    """FR-056: what the format says fits without any further reservation."""
+    dtype, width, scale = FORMATS[name]
+    case = Case(
+        tokens=(5, 4),
+        hidden_size=256,
+        dispatch_format=name,
+        payload_dtype=dtype,
+        payload_width=width,
+        scale=scale,
+    )
+    assert case.options["extra_payload_bytes_per_token"] == 0
+    backend.run(2, run_rounds, [case, case.again(1)])
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float8_e4m3fn", "float8_e8m0fnu", "int32", "float32"])

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from support.cases import Case
-from support.oracle import run_round
 
 import moe_ep
+from support.cases import Case
+from support.oracle import run_round
 
 
 def bad_dispatch_arguments(rank):
@@ -148,17 +148,20 @@ def test_use_after_destroy_raises(backend):
     backend.run(2, after_destroy)
 
 
+def round_that_fails(rank, case):
+    instance = rank.create(case.params)
+    instance.dispatch(**case.tensors(rank.rank))
+    try:
+        return 1 / (rank.rank * 0)
+    finally:
+        instance.destroy()
+
+
 def exception_in_round(rank):
     case = Case(tokens=(2, 2))
     with pytest.raises(ZeroDivisionError):
-        instance = rank.create(case.params)
-        instance.dispatch(**case.tensors(rank.rank))
-        try:
-            1 / (rank.rank * 0)
-        finally:
-            instance.destroy()
-    other = rank.create(case.params)
-    run_round(rank, other, case)
+        round_that_fails(rank, case)
+    run_round(rank, rank.create(case.params), case)
 
 
 def test_an_exception_between_dispatch_and_combine(backend):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from support.cases import Case
 from support.oracle import run_round, run_rounds
 

@@ -1,6 +1,7 @@
 """GROUP: any number of ranks."""
 
 import pytest
+
 from support.cases import Case
 from support.oracle import run_rounds
 

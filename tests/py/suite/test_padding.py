@@ -3,6 +3,7 @@
 import math
 
 import torch
+
 from support.cases import Case
 from support.oracle import run_round, run_rounds
 

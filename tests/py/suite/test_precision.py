@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from support.cases import DTYPES, Case
-from support.oracle import run_round, run_rounds
 
 import moe_ep
+from support.cases import DTYPES, Case
+from support.oracle import run_round, run_rounds
 
 
 def one_token_everywhere(rank, dtype, partials, expected):
@@ -59,8 +59,9 @@ def test_rounding_is_to_nearest_even(backend):
 def test_subnormal_sums_are_kept(backend):
     """FR-108: nothing is flushed to zero."""
     tiny = 2.0**-133
-    backend.run(2, one_token_everywhere, "bfloat16", [[tiny, -tiny], [tiny, -tiny]],
-                [2 * tiny, -2 * tiny])
+    backend.run(
+        2, one_token_everywhere, "bfloat16", [[tiny, -tiny], [tiny, -tiny]], [2 * tiny, -2 * tiny]
+    )
 
 
 def repeated(rank):
@@ -70,7 +71,9 @@ def repeated(rank):
     for _ in range(20):
         again = run_round(rank, instance, case)
         assert torch.equal(first.view(torch.int16), again.view(torch.int16))
-    wider = run_round(rank, rank.create(case.again(0, capacity=19).params), case.again(0, capacity=19))
+    wider = run_round(
+        rank, rank.create(case.again(0, capacity=19).params), case.again(0, capacity=19)
+    )
     assert torch.equal(first.view(torch.int16), wider.view(torch.int16))
 
 

@@ -2,6 +2,7 @@
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from support.cases import Case
 from support.oracle import run_rounds
 
@@ -37,7 +38,9 @@ def rounds(draw):
                 id_dtype=draw(st.sampled_from(["int32", "int64"])),
                 weights=draw(st.sampled_from(["float32", "bfloat16", None])),
                 scale=draw(st.none() | st.tuples(st.just("uint8"), st.integers(1, 9))),
-                extras=tuple((f"x{index}", "uint8", draw(st.integers(1, 5))) for index in range(extras)),
+                extras=tuple(
+                    (f"x{index}", "uint8", draw(st.integers(1, 5))) for index in range(extras)
+                ),
                 eplb=draw(st.sampled_from([0, experts])),
                 seed=draw(st.integers(0, 2**32 - 1)),
                 **fixed,

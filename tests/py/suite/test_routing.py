@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from support.cases import Case
-from support.oracle import run_round, run_rounds
 
 import moe_ep
+from support.cases import Case
+from support.oracle import run_round, run_rounds
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 16, 18, 22, 32, 64])

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from support.cases import Case
-from support.oracle import run_round, run_rounds, supported
 
 import moe_ep
+from support.cases import Case
+from support.oracle import run_round, run_rounds, supported
 
 
 def test_runtime_max_changes_every_step(backend):
@@ -39,7 +39,7 @@ def test_runtime_max_out_of_range_is_refused(backend):
 
 
 def disagree(rank, field, values):
-    case = Case(tokens=(2,) * rank.world_size, capacity=8)
+    case = Case(tokens=(2,) * rank.world_size, num_experts=12, capacity=8)
     instance = rank.create(case.params)
     arguments = case.tensors(rank.rank)
     arguments[field] = values[rank.rank]
@@ -100,7 +100,7 @@ def test_recover_ends_the_refusal(backend):
 
 def construct_differently(rank, field, values):
     fields = {
-        "num_experts": 8,
+        "num_experts": 12,
         "top_k": 2,
         "max_tokens_per_rank": 64,
         "hidden_size": 16,
@@ -117,7 +117,7 @@ def construct_differently(rank, field, values):
         ("max_tokens_per_rank", [64, 65, 64]),
         ("hidden_size", [16, 16, 32]),
         ("top_k", [2, 3, 2]),
-        ("num_experts", [9, 12, 9]),
+        ("num_experts", [9, 15, 9]),
         ("invalid_expert_id", [-1, -1, -2]),
         ("dtype", [torch.bfloat16, torch.float16, torch.bfloat16]),
         ("dispatch_format", [moe_ep.QuantFormat.MXFP8, None, moe_ep.QuantFormat.MXFP8]),

@@ -1,6 +1,7 @@
 """ZERO: ranks that send nothing or receive nothing."""
 
 import torch
+
 from support.cases import Case
 from support.oracle import run_rounds
 

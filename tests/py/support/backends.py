@@ -1,11 +1,14 @@
 """The backends that the behaviour suite runs on: one line each."""
 
-import importlib
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import pytest
+import torch
+
 import moe_ep
 from moe_ep.comm import LocalGroup, TorchDistBackend
+from moe_ep.registry import communication_class
 from moe_ep.testing import RankContext, RankPool, spawn_ranks
 from moe_ep.testing.functions import Call
 
@@ -14,13 +17,17 @@ from moe_ep.testing.functions import Call
 class Backend:
     """One way to run the suite.
 
-    `options` are fields of the config class; `mode` says what a rank is.
+    `mode` says what a rank is: 'processes' of the pool or 'threads' of this process. `options` are
+    fields of the config class. `device` is where the tensors lie; ranks take the GPUs in turn.
+    `group` is the torch.distributed backend of the processes' group; 'nccl' needs a GPU a rank.
     """
 
     id: str
     config: type
     mode: str
     options: dict[str, Any] = field(default_factory=dict)
+    device: str = "cpu"
+    group: str = "gloo"
 
     @property
     def name(self) -> str:
@@ -30,14 +37,25 @@ class Backend:
         """Whether the backend's config knows this option."""
         return option in {known.name for known in fields(self.config)}
 
+    def fits_machine(self) -> bool:
+        return self.device == "cpu" or torch.cuda.is_available()
+
     def reason_to_skip(self) -> str:
-        if self.name == "torch_dist":
-            return ""
         try:
-            importlib.import_module("moe_ep.backends.native")
+            cls = communication_class(self.name)
         except ImportError as error:
             return f"not built: {error}"
+        return cls.explain_platform()
+
+    def reason_to_skip_size(self, world_size: int) -> str:
+        if self.group == "nccl" and world_size > torch.cuda.device_count():
+            return f"{world_size} ranks need as many GPUs"
         return ""
+
+    def device_of(self, rank: int) -> torch.device:
+        if self.device == "cpu":
+            return torch.device("cpu")
+        return torch.device("cuda", rank % torch.cuda.device_count())
 
 
 BACKENDS = {
@@ -48,6 +66,8 @@ BACKENDS = {
         Backend("host-threads-lamport", moe_ep.HostAlltoAllConfig, "threads", {"lamport": True}),
         Backend("host-threads-counted", moe_ep.HostAlltoAllConfig, "threads", {"cft": True}),
         Backend("host-processes", moe_ep.HostAlltoAllConfig, "processes"),
+        Backend("torch_dist-staged", moe_ep.TorchDistConfig, "processes", device="cuda"),
+        Backend("torch_dist-nccl", moe_ep.TorchDistConfig, "processes", {}, "cuda", "nccl"),
     )
 }
 
@@ -65,7 +85,10 @@ class Rank:
 
     @property
     def bootstrap(self) -> moe_ep.BootstrapConfig:
-        return moe_ep.BootstrapConfig(self.world_size, self.rank, process_group=self.group)
+        device = self.backend.device_of(self.rank)
+        return moe_ep.BootstrapConfig(
+            self.world_size, self.rank, process_group=self.group, device=device.index
+        )
 
     def config(self, **options: Any) -> Any:
         """Config with the backend's own options and these."""
@@ -97,34 +120,50 @@ class BoundBackend:
 
     def run(self, world_size: int, program: Any, *args: Any, timeout: float = 60.0) -> list[Any]:
         """Run ``program(rank, *args)`` on every rank, `rank` being a `Rank`."""
+        reason = self.backend.reason_to_skip_size(world_size)
+        if reason:
+            pytest.skip(reason)
         if self.backend.mode == "threads":
             group = LocalGroup(world_size, timeout_sec=30)
 
             def run_thread(rank: int) -> Any:
                 mine = Rank(self.backend, rank, world_size, group.backend(rank), None)
-                return _run_program(mine, program, args)
+                return run_program(mine, program, args)
 
             return spawn_ranks(run_thread, world_size, mode="threads", timeout=timeout)
+        members = tuple(range(world_size))
+        if self.backend.group != "gloo":
+            self.pool.run(_make_group, members, self.backend.group)
         return self.pool.run(
             _run_in_process,
             self.backend.id,
-            world_size,
+            members,
             Call.of(program, args),
-            ranks=range(world_size),
+            ranks=members,
             timeout=timeout,
         )
 
 
-def _run_in_process(context: RankContext, backend_id: str, world_size: int, call: Call) -> Any:
-    group = context.state.group(tuple(range(world_size)))
-    rank = Rank(
-        BACKENDS[backend_id], context.rank, world_size, TorchDistBackend(group), group
-    )
-    return _run_program(rank, call, ())
+def _make_group(context: RankContext, members: tuple[int, ...], kind: str) -> None:
+    context.state.make_group(members, kind)
 
 
-def _run_program(rank: Rank, program: Any, args: tuple[Any, ...]) -> Any:
+def _run_in_process(
+    context: RankContext, backend_id: str, members: tuple[int, ...], call: Call
+) -> Any:
+    backend = BACKENDS[backend_id]
+    group = context.state.group(members, backend.group)
+    rank = Rank(backend, context.rank, len(members), TorchDistBackend(group), group)
+    return run_program(rank, call, ())
+
+
+def run_program(rank: Rank, program: Any, args: tuple[Any, ...]) -> Any:
+    """Run a program with its rank's device as torch's default."""
+    device = rank.backend.device_of(rank.rank)
     try:
-        return program(rank, *args)
+        if device.type == "cpu":
+            return program(rank, *args)
+        with torch.cuda.device(device), device:
+            return program(rank, *args)
     finally:
         rank.close()

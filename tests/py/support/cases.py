@@ -39,6 +39,7 @@ class Case:
     capacity: int | None = None
     runtime_max: int | None = None
     dtype: str = "bfloat16"
+    dispatch_format: str | None = None
     payload_dtype: str | None = None
     payload_width: int | None = None
     id_dtype: str = "int32"
@@ -62,6 +63,9 @@ class Case:
             self.capacity or max(self.tokens_per_rank, 1),
             self.hidden_size,
             dtype=DTYPES[self.dtype],
+            dispatch_format=(
+                moe_ep.QuantFormat[self.dispatch_format] if self.dispatch_format else None
+            ),
             invalid_expert_id=self.invalid_expert_id,
         )
 
@@ -100,23 +104,23 @@ class Case:
         return from_float32(values, self.dtype)
 
     def tensors(self, rank: int) -> dict[str, object]:
-        """Arguments of `dispatch` on this rank."""
+        """Arguments of `dispatch` on this rank, on torch's default device."""
         mine = self.inputs[rank]
         arguments = {
-            "hidden_states": to_torch(mine.hidden_states, DTYPES[self.payload_dtype or self.dtype]),
-            "topk_ids": to_torch(mine.topk_ids),
+            "hidden_states": place(mine.hidden_states, DTYPES[self.payload_dtype or self.dtype]),
+            "topk_ids": place(mine.topk_ids),
         }
         if mine.topk_weights is not None:
-            arguments["topk_weights"] = to_torch(mine.topk_weights, DTYPES[self.weights])
+            arguments["topk_weights"] = place(mine.topk_weights, DTYPES[self.weights])
         if mine.hidden_states_scale is not None:
-            arguments["hidden_states_scale"] = to_torch(
+            arguments["hidden_states_scale"] = place(
                 mine.hidden_states_scale, DTYPES[self.scale[0]]
             )
         if mine.eplb_local_stats is not None:
-            arguments["eplb_local_stats"] = to_torch(mine.eplb_local_stats)
+            arguments["eplb_local_stats"] = place(mine.eplb_local_stats)
         if self.extras:
             arguments["extra_payloads"] = {
-                name: to_torch(mine.extra_payloads[name], DTYPES[dtype])
+                name: place(mine.extra_payloads[name], DTYPES[dtype])
                 for name, dtype, _ in self.extras
             }
         if self.runtime_max is not None:
@@ -153,12 +157,19 @@ class Case:
         ids = ids.reshape(count, top_k)
         if self.picks == "random":
             return ids
-        voids = np.array([-1, -7, experts, experts + 5, 2**31 - 1, -(2**31), self.invalid_expert_id])
+        voids = np.array(
+            [-1, -7, experts, experts + 5, 2**31 - 1, -(2**31), self.invalid_expert_id]
+        )
         void = rng.choice(voids, (count, top_k))
         if self.picks == "all_void":
             return void
         assert self.picks == "void"
         return np.where(rng.random((count, top_k)) < 0.5, void, ids)
+
+
+def place(array: np.ndarray, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a tensor of the array's bits on torch's default device."""
+    return to_torch(array, dtype).to(torch.get_default_device())
 
 
 def _numpy_dtype(dtype: str) -> np.dtype:

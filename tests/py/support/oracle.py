@@ -104,7 +104,7 @@ def expert_output(case: Case, rank: int, tokens: np.ndarray, *, poison: bool) ->
     output = to_torch(rows, DTYPES[case.dtype])
     if poison:
         output[torch.from_numpy(tokens < 0)] = math.nan
-    return output
+    return output.to(torch.get_default_device())
 
 
 def check_combined(case: Case, rank: int, combined: torch.Tensor, results: list) -> None:
@@ -129,7 +129,5 @@ def supported(rank: Rank, cases: list[Case]) -> dict[str, int]:
     """Options that reserve enough for all cases, where the backend has them."""
     names = ("extra_payload_bytes_per_token", "eplb_stats_num_experts")
     return {
-        name: max(case.options[name] for case in cases)
-        for name in names
-        if rank.backend.has(name)
+        name: max(case.options[name] for case in cases) for name in names if rank.backend.has(name)
     }

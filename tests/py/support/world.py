@@ -18,15 +18,17 @@ class World:
     rank: int
     groups: dict = field(default_factory=dict)
 
-    def group(self, members: tuple[int, ...]):
-        """Gloo group of these global ranks; only they call this."""
+    def make_group(self, members: tuple[int, ...], kind: str = "gloo") -> None:
+        """Make the group of these global ranks. Every process of the world calls this."""
         import torch.distributed as dist
 
-        if members not in self.groups:
-            self.groups[members] = dist.new_group(
-                list(members), timeout=_GROUP_TIMEOUT, use_local_synchronization=True
+        if (members, kind) not in self.groups:
+            self.groups[members, kind] = dist.new_group(
+                list(members), timeout=_GROUP_TIMEOUT, backend=kind
             )
-        return self.groups[members]
+
+    def group(self, members: tuple[int, ...], kind: str = "gloo"):
+        return self.groups[members, kind]
 
 
 def set_up(rank: int, world_size: int, rendezvous: str) -> World:
@@ -43,7 +45,10 @@ def set_up(rank: int, world_size: int, rendezvous: str) -> World:
         world_size=world_size,
         timeout=_GROUP_TIMEOUT,
     )
-    return World(rank)
+    world = World(rank)
+    for size in range(1, world_size + 1):
+        world.make_group(tuple(range(size)))
+    return world
 
 
 def make_pool(world_size: int = WORLD_SIZE) -> RankPool:

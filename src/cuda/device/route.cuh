@@ -1,0 +1,118 @@
+// Routing by ballots: which ranks the tokens of a warp visit, and in which rows.
+//
+// A lane holds one token and a bit for every rank it visits; a ballot over one rank's bit gives the
+// tokens of the warp that go there, in order. The row of a token at a rank is the number of earlier
+// tokens that go there: those of earlier groups of 32, plus the lower lanes' bits of the ballot. The
+// result is that of protocol::route_tokens, without a counter that anybody races for.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "cuda/device/vector.cuh"
+#include "protocol/step.hpp"
+
+namespace moe_ep::cuda {
+
+// protocol::Ownership::owner with multiplications for its divisions where they are exact.
+struct FastOwnership {
+  protocol::Ownership ownership;
+  std::int32_t num_large = 0;     // experts of the ranks that own one more
+  std::uint32_t large_magic = 0;  // ceil(2^32 / (base + 1)); 0: divide
+  std::uint32_t small_magic = 0;  // ceil(2^32 / base); 0: divide
+
+  // id * magic >> 32 is id / d for id < n if n * (d * magic - 2^32) < 2^32; d bounds the bracket.
+  static constexpr std::uint32_t magic(std::int64_t divisor, std::int64_t below) {
+    constexpr std::int64_t kTwo32 = std::int64_t{1} << 32;
+    if (divisor < 2 || below * divisor > kTwo32) return 0;
+    return static_cast<std::uint32_t>((kTwo32 + divisor - 1) / divisor);
+  }
+  static constexpr FastOwnership make(const protocol::Ownership& ownership) {
+    FastOwnership fast;
+    fast.ownership = ownership;
+    fast.num_large = ownership.rem * (ownership.base + 1);
+    fast.large_magic = magic(ownership.base + 1, ownership.num_experts);
+    fast.small_magic = magic(ownership.base, ownership.num_experts);
+    return fast;
+  }
+
+  __device__ __forceinline__ std::int32_t owner(std::int32_t id) const {
+    const auto divide = [](std::int32_t value, std::int32_t divisor, std::uint32_t magic) {
+      return magic != 0 ? static_cast<std::int32_t>(
+                              __umulhi(static_cast<std::uint32_t>(value), magic))
+                        : value / divisor;
+    };
+    if (id < num_large) return divide(id, ownership.base + 1, large_magic);
+    return ownership.rem + divide(id - num_large, ownership.base, small_magic);
+  }
+};
+
+// A set of ranks as words of 32; one word serves groups of up to 32 ranks.
+template <int Words>
+struct RankBits {
+  std::uint32_t words[Words] = {};
+
+  __device__ __forceinline__ void set(std::int32_t rank) {
+#pragma unroll
+    for (int word = 0; word < Words; ++word) {
+      if (rank / 32 == word) words[word] |= 1u << (rank % 32);
+    }
+  }
+};
+
+// The active ranks that `token` visits; nothing for tokens outside [0, num_tokens).
+template <int Words>
+__device__ __forceinline__ RankBits<Words> ranks_of_token(const protocol::DispatchParams& params,
+                                                          const FastOwnership& ownership,
+                                                          const RankBits<Words>& active,
+                                                          std::int32_t token) {
+  constexpr int kBatch = 8;  // loads on their way at once
+  RankBits<Words> ranks;
+  if (token >= params.num_tokens) return ranks;
+  const protocol::IdRow ids = params.ids(token);
+  for (std::int32_t first = 0; first < params.top_k; first += kBatch) {
+    std::int64_t batch[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) batch[i] = first + i < params.top_k ? ids[first + i] : -1;
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (!ownership.ownership.is_void(batch[i])) {
+        ranks.set(ownership.owner(static_cast<std::int32_t>(batch[i])));
+      }
+    }
+  }
+#pragma unroll
+  for (int word = 0; word < Words; ++word) ranks.words[word] &= active.words[word];
+  return ranks;
+}
+
+// Calls `visit(word, bit, ballot)` for every rank 32 * word + bit: the lanes of the warp whose token
+// goes there. `word` is an integral constant, so that arrays indexed with it stay in registers.
+template <int Words, class Visit>
+__device__ __forceinline__ void for_each_ballot(const RankBits<Words>& ranks,
+                                                std::int32_t num_ranks, Visit&& visit) {
+  const auto visit_word = [&](auto word) {
+    constexpr int kWord = decltype(word)::value;
+    const std::int32_t here = num_ranks - 32 * kWord < 32 ? num_ranks - 32 * kWord : 32;
+    for (std::int32_t bit = 0; bit < here; ++bit) {
+      visit(word, bit, __ballot_sync(~0u, ranks.words[kWord] >> bit & 1));
+    }
+  };
+  [&]<int... Word>(std::integer_sequence<int, Word...>) {
+    (visit_word(std::integral_constant<int, Word>{}), ...);
+  }(std::make_integer_sequence<int, Words>{});
+}
+
+// Calls `visit(rank)` for every rank of the set, ascending.
+template <int Words, class Visit>
+__device__ __forceinline__ void for_each_rank(const RankBits<Words>& ranks, Visit&& visit) {
+#pragma unroll
+  for (int word = 0; word < Words; ++word) {
+    for (std::uint32_t bits = ranks.words[word]; bits != 0; bits &= bits - 1) {
+      visit(32 * word + __ffs(static_cast<int>(bits)) - 1);
+    }
+  }
+}
+
+}  // namespace moe_ep::cuda

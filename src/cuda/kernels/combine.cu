@@ -1,0 +1,126 @@
+#include "cuda/kernels/combine.hpp"
+
+#include "cuda/kernels/combine_variant.cuh"
+#include "protocol/fp8_wire.hpp"
+
+namespace moe_ep::cuda {
+namespace {
+
+CombineVariant variant_for(std::int32_t format, bool fp8, bool wide, bool quantised) {
+  switch (format & ~protocol::kCombineFp8Wire) {
+    case protocol::kCombineBf16: return combine_bf16(fp8, wide, quantised);
+    case protocol::kCombineFp16: return combine_fp16(fp8, wide, quantised);
+    default: return combine_fp32(fp8, wide, quantised);
+  }
+}
+
+std::uint64_t bits_of(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
+std::uint64_t bits_of(std::int64_t value) { return static_cast<std::uint64_t>(value); }
+
+constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t by) {
+  return (value + by - 1) / by;
+}
+
+// Rows that share a flag: the same on every rank.
+std::int32_t chunk_shift(std::int64_t row_bytes, std::int64_t chunk_bytes) {
+  constexpr std::int32_t kMaxShift = 6;
+  std::int32_t shift = 0;
+  while ((1 << shift) < protocol::kMinChunkRows) ++shift;
+  while (shift < kMaxShift && (row_bytes << shift) < chunk_bytes) ++shift;
+  return shift;
+}
+
+}  // namespace
+
+cudaError_t launch_combine(const protocol::CombineParams& params, const CombineOutput& output,
+                           const LaunchOptions& options, cudaStream_t stream,
+                           const CombineTuning& tuning) {
+  const protocol::Workspace& workspace = params.workspace;
+  const std::int64_t rows =
+      static_cast<std::int64_t>(workspace.layout.num_ranks) * params.tokens_per_rank;
+  const std::int64_t itemsize = params.row_bytes / params.elements;
+  const bool fp8_asked = (params.format & protocol::kCombineFp8Wire) != 0;
+  const bool fp8 = fp8_asked && protocol::fp8_wire_pays(params.elements, itemsize);
+  const std::int64_t wire_bytes =
+      fp8 ? protocol::fp8_wire_row_bytes(params.elements) : params.row_bytes;
+
+  CombineArgs args;
+  args.params = params;
+  args.output = output;
+  args.record = options.record;
+  args.early = options.early();
+  args.place = params.expert_output != nullptr || fp8;
+  args.finite_only = fp8_asked && !fp8;
+  args.wire_stride = fp8 ? ceil_div(wire_bytes, 16) * 16 : params.row_bytes;
+  args.landing_begin = workspace.layout.combine + protocol::align_up(rows * params.row_bytes);
+  args.chunk_shift = chunk_shift(wire_bytes, tuning.chunk_bytes);
+  args.num_tiles =
+      static_cast<std::int32_t>(ceil_div(params.tokens_per_rank, args.chunk_rows()));
+  args.lag = tuning.lag;
+  args.push = workspace.layout.num_ranks > 1 && tuning.push_bytes >= 0 &&
+              params.tokens_per_rank * wire_bytes >= tuning.push_bytes;
+
+  const std::uint64_t row_bits = bits_of(workspace.base) | bits_of(workspace.slice_stride) |
+                                 bits_of(workspace.layout.combine) | bits_of(params.row_bytes) |
+                                 bits_of(params.expert_output) |
+                                 bits_of(params.expert_output_stride);
+  const bool wide = row_width(row_bits) == 16 && (!fp8 || params.elements % 16 == 0);
+  args.copy_width = row_width(row_bits);
+  args.copy_pieces = static_cast<std::int32_t>(
+      ceil_div(params.row_bytes, piece_bytes<kCopyVectors>(args.copy_width)));
+  args.wide_output = row_width(bits_of(output.rows) | bits_of(output.stride)) == 16;
+  const CombineVariant variant =
+      variant_for(params.format, fp8, wide, output.format != OutputFormat::kPlain);
+
+  std::int32_t blocks = options.max_blocks();
+  const std::int64_t num_rounds = ceil_div(params.elements, variant.round);
+  constexpr std::int32_t kWarps = kMaxBlockThreads / kWarp;
+  if (args.push) {
+    args.ask_landing = blocks >= tuning.min_push_blocks;
+    if (blocks > args.num_tiles) blocks = args.num_tiles;
+    args.rounds_per_unit =
+        static_cast<std::int32_t>(ceil_div(num_rounds * args.chunk_rows(), kWarps));
+  } else {
+    if (tuning.pull_blocks > 0 && blocks > tuning.pull_blocks) blocks = tuning.pull_blocks;
+    // As many units as warps, if there is that much to do.
+    args.rounds_per_unit = static_cast<std::int32_t>(
+        ceil_div(num_rounds * params.num_tokens, static_cast<std::int64_t>(blocks) * kWarps));
+  }
+  if (args.rounds_per_unit < 1) args.rounds_per_unit = 1;
+  if (args.rounds_per_unit > num_rounds) {
+    args.rounds_per_unit = static_cast<std::int32_t>(num_rounds);
+  }
+  args.units_per_token = static_cast<std::int32_t>(ceil_div(num_rounds, args.rounds_per_unit));
+  if (!args.push) {
+    const std::int64_t sums = ceil_div(
+        static_cast<std::int64_t>(params.num_tokens) * args.units_per_token, kWarps);
+    const std::int64_t tiles = args.place ? args.num_tiles : 1;
+    const std::int64_t useful = sums > tiles ? sums : tiles;
+    if (blocks > useful) blocks = static_cast<std::int32_t>(useful);
+  }
+  const std::size_t scale_bytes = fp8 ? 4 * protocol::fp8_num_blocks(params.elements) : 0;
+  return enqueue(variant.kernel, blocks, kMaxBlockThreads, scale_bytes, options.pdl, stream, args);
+}
+
+cudaError_t preload_combine() {
+  constexpr int kMaxScaleBytes = 128 << 10;  // rows of 4 million elements
+  for (const std::int32_t format :
+       {protocol::kCombineBf16, protocol::kCombineFp16, protocol::kCombineFp32}) {
+    for (const bool fp8 : {false, true}) {
+      for (const int shape : {0, 1, 2, 3}) {
+        const auto* kernel = reinterpret_cast<const void*>(
+            variant_for(format, fp8, (shape & 1) != 0, (shape & 2) != 0).kernel);
+        cudaFuncAttributes attributes;
+        cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+        if (error == cudaSuccess && fp8) {
+          error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                       kMaxScaleBytes);
+        }
+        if (error != cudaSuccess) return error;
+      }
+    }
+  }
+  return cudaSuccess;
+}
+
+}  // namespace moe_ep::cuda

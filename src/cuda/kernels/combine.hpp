@@ -1,0 +1,50 @@
+// Combine on a GPU: the protocol's sum over the rows that came back, as one kernel with two ways to
+// get them.
+//
+// **Pull** (small steps). The first block tells every peer that this rank has entered the step; its
+// rows lie in its own combine region already, or are copied (encoded) there chunk by chunk, each
+// chunk with a flag. Then every block reads its tokens' rows from the peers.
+//
+// **Push** (large steps). With both directions of a link busy, loads get less of it than stores, so
+// peers are asked to push. A rank that enters the step says where its rows may land: behind the
+// combine region in its own slice, which is free by then (layout.hpp), in compact blocks of as many
+// rows as it has sent to each peer. Where a block does not fit, or the rank has few multiprocessors
+// (it would have to read every row once more), it asks for no landing and pulls that peer's rows.
+// The work is cut into tiles of chunk_rows rows: a block pushes a tile's rows to all peers, raises
+// one flag a peer for them, then sums a tile of its own tokens. After the step each rank tells its
+// peers that it has read what they pushed, and the next dispatch waits for that (dispatch.hpp).
+//
+// **Why tiles cannot wait in a circle.** Blocks wait only in sums, and for rows that another rank's
+// block pushes. Tile i of a rank's tokens needs rows of tiles <= i of every peer, because a token's
+// row number is at most its own number. A block pushes tile i before it sums any tile >= i, and may
+// have to sum only tiles < i before. So push(i) waits for sum(j), j < i, which waits for push(<= j):
+// the numbers fall, and push(0) waits for nothing but that all ranks have entered. All blocks of all
+// ranks of a GPU are resident or can be (launch.hpp), so each of them gets there.
+//
+// Choosing between the two ways depends only on values that all ranks share.
+#pragma once
+
+#include "cuda/kernels/launch.hpp"
+#include "protocol/output.hpp"
+#include "protocol/step.hpp"
+
+namespace moe_ep::cuda {
+
+// What measurements choose; the defaults are theirs (docs, "cuda_pair").
+struct CombineTuning {
+  std::int64_t push_bytes = 4 << 20;  // peers push when T x row bytes is at least this; -1: never
+  std::int32_t min_push_blocks = 48;  // with fewer blocks a rank pulls
+  std::int32_t lag = 1;               // tiles pushed ahead of the one summed, per block
+  std::int64_t chunk_bytes = 16 << 10;  // a chunk has at least so many, within its bounds
+  std::int32_t pull_blocks = 0;       // at most, when nothing is pushed; 0: no bound
+};
+
+// Enqueues one rank's combine. `params.active` is not used: the mask is that of the dispatch.
+cudaError_t launch_combine(const protocol::CombineParams& params, const CombineOutput& output,
+                           const LaunchOptions& options, cudaStream_t stream,
+                           const CombineTuning& tuning = {});
+
+// Loads the kernels on the current device.
+cudaError_t preload_combine();
+
+}  // namespace moe_ep::cuda

@@ -1,0 +1,234 @@
+// Third part of a combine: one token's rows, awaited and added.
+//
+// A warp owns a unit: a range of one token's elements. It finds where the token's rows lie, waits for
+// those that come in chunks, and adds them in ascending rank order. Rows are taken kBatch at a time,
+// so that as many loads are on their way; the additions of an element stay in order.
+#pragma once
+
+#include "cuda/device/await.cuh"
+#include "cuda/device/fp8_rows.cuh"
+#include "cuda/device/status.cuh"
+#include "cuda/device/store.cuh"
+#include "cuda/kernels/combine_args.cuh"
+#include "protocol/reduce.hpp"
+
+namespace moe_ep::cuda {
+
+struct TokenSources {
+  std::int32_t count = 0;  // -1: a wait ran out
+  std::int32_t own = -1;   // which of them is this rank's own row, not in wire form
+};
+
+// Fills the warp's list of a token's rows. Waits for those that come in chunks.
+__device__ inline TokenSources find_sources(CombineTables& tables, const CombineArgs& args,
+                                            std::int32_t token) {
+  const protocol::Workspace& workspace = args.params.workspace;
+  const protocol::Hop* hops = workspace.hops(token);
+  const std::int32_t capacity = workspace.layout.hops_per_token();
+  const std::int32_t me = workspace.rank;
+  const std::byte** list = tables.sources[warp_id()];
+  const Epoch epoch = tables.epoch;
+  DeviceMemory memory{&workspace.header()->failed};
+  TokenSources found;
+  bool all_arrived = true;
+  __syncwarp();  // the list's last readers are done
+  for (std::int32_t first = 0; first < capacity; first += kWarp) {
+    const std::int32_t index = first + lane_id();
+    const protocol::Hop hop = index < capacity ? hops[index] : protocol::Hop{-1, 0};
+    const std::uint32_t ends = __ballot_sync(~0u, hop.rank < 0);
+    const std::int32_t here = ends == 0 ? kWarp : __ffs(static_cast<int>(ends)) - 1;
+    const bool mine = lane_id() < here;
+    const std::uint32_t owns = __ballot_sync(~0u, mine && hop.rank == me);
+    if (owns != 0) found.own = first + __ffs(static_cast<int>(owns)) - 1;
+    if (mine) {
+      const bool lands = hop.rank != me && tables.landing_in[hop.rank] >= 0;
+      const bool placed = (tables.placed[hop.rank / 32] >> hop.rank % 32 & 1) != 0;
+      if (hop.rank == me) {
+        list[index] = args.own_row(me, hop.row);
+      } else if (lands) {
+        list[index] =
+            workspace.own() + tables.landing_in[hop.rank] + hop.row * args.wire_stride;
+      } else {
+        list[index] = args.params.row(hop.rank, me, hop.row);
+      }
+      if (hop.rank != me && (lands || !placed)) {
+        const std::uint32_t* flag = args.chunk(me, hop.rank, hop.row >> args.chunk_shift);
+        // Pairs with send_tile.
+        if (!protocol::wait_until(memory, tables.deadline, [&] { return load_acquire(flag) == epoch; })) {
+          set_missing(tables.missing, hop.rank);
+          all_arrived = false;
+        }
+      }
+    }
+    found.count += here;
+    if (ends != 0) break;
+  }
+  if (!__all_sync(~0u, all_arrived)) {
+    if (lane_id() == 0) {
+      tables.failed = 1;
+      record_failure(workspace.header(), args.record,
+                     timeout_status(tables.missing, Phase::kCombine, epoch));
+    }
+    found.count = -1;
+  }
+  __syncwarp();  // the list is complete; every lane sees what the flags announced
+  return found;
+}
+
+// Adds rows of plain elements, a vector of each a round.
+template <class Codec, bool Wide, bool Quantised>
+struct PlainSum {
+  static constexpr int kSize = sizeof(typename Codec::Bits);
+  static constexpr int kElements = Wide ? 16 / kSize : 1;  // of a lane in a vector
+  static constexpr int kVectors = Wide ? 1 : 2;
+  static constexpr int kBatch = 4;
+  static constexpr std::int32_t kRound = kWarp * kElements * kVectors;  // elements
+
+  static __device__ __forceinline__ void add_round(const CombineArgs& args,
+                                                   const std::byte* const* list,
+                                                   const TokenSources& found, std::int32_t token,
+                                                   std::int32_t first) {
+    const std::int32_t elements = args.params.elements;
+    const auto element = [&](int i) { return first + (i * kWarp + lane_id()) * kElements; };
+    float sum[kVectors][kElements];
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) {
+        sum[i][j] = found.count == 0 ? protocol::kEmptySum : protocol::kSumIdentity;
+      }
+    }
+    for (std::int32_t row = 0; row < found.count; row += kBatch) {
+      uint4 held[kBatch][kVectors];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (row + b >= found.count) break;
+        const std::byte* from = list[row + b];
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          if (element(i) < elements) {
+            held[b][i] = load_vector<kElements * kSize>(
+                from + static_cast<std::int64_t>(element(i)) * kSize);
+          }
+        }
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (row + b >= found.count) break;
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+          for (int j = 0; j < kElements; ++j) {
+            float value = element_of<Codec, kElements>(held[b][i], j);
+            if (!Wide && args.finite_only && !protocol::is_finite(value)) {
+              value = protocol::bits_float(protocol::kQuietNanBits);
+            }
+            sum[i][j] = protocol::sum_next(sum[i][j], value);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      store_sums<Quantised>(args.output, token, element(i), element(i) < elements, elements, sum[i],
+                            args.wide_output);
+    }
+  }
+};
+
+// Adds rows in the FP8 wire format; the own row is encoded on the way, to the same codes.
+template <class Codec, bool Wide, bool Quantised>
+struct Fp8Sum {
+  static constexpr int kElements = Wide ? 16 : 1;
+  static constexpr std::int32_t kRound = kWarp * kElements;
+
+  static __device__ __forceinline__ void add_round(const CombineArgs& args,
+                                                   const std::byte* const* list,
+                                                   const TokenSources& found, std::int32_t token,
+                                                   std::int32_t first) {
+    const std::int32_t elements = args.params.elements;
+    const std::int32_t element = first + lane_id() * kElements;
+    const bool valid = element < elements;
+    const std::int32_t block = element / protocol::kFp8BlockElements;
+    const std::int64_t scale_at = protocol::fp8_scales_offset(elements) + 4 * block;
+    Fp8Codes<Wide> own{};
+    if (found.own >= 0) {
+      const std::int32_t begin = Wide ? first : first / protocol::kFp8BlockElements *
+                                                    protocol::kFp8BlockElements;
+      own = encode_unit<Codec, Wide>(list[found.own], begin, elements);
+      if (!Wide) own.words[0] >>= 8 * ((first - begin) / kWarp);
+    }
+    float max_scale = 0.0f;
+    for (std::int32_t row = 0; row < found.count; ++row) {
+      if (!valid) break;
+      const float scale =
+          row == found.own ? own.scale : load_scale(list[row] + scale_at, Wide);
+      max_scale = max_scale < scale ? scale : max_scale;
+    }
+    const float lift = protocol::fp8_lift(max_scale);
+    float sum[kElements];
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      sum[i] = found.count == 0 ? protocol::kEmptySum : protocol::kSumIdentity;
+    }
+    for (std::int32_t row = 0; row < found.count; ++row) {
+      if (!valid) break;
+      uint4 codes{};
+      float scale = own.scale;
+      if (row == found.own) {
+        codes.x = own.words[0];
+        if constexpr (Wide) codes = make_uint4(own.words[0], own.words[1], own.words[2], own.words[3]);
+      } else {
+        codes = load_vector<kElements>(list[row] + element);
+        scale = load_scale(list[row] + scale_at, Wide);
+      }
+      const float factor = protocol::mul_rn(scale, lift);
+      const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+      if constexpr (Wide) {
+#pragma unroll
+        for (int i = 0; i < kElements; i += 2) {
+          const float2 pair = unpack_e4m3(words[i / 4] >> (i % 4 * 8) & 0xffff);
+          sum[i] = protocol::sum_next(sum[i], protocol::mul_rn(pair.x, factor));
+          sum[i + 1] = protocol::sum_next(sum[i + 1], protocol::mul_rn(pair.y, factor));
+        }
+      } else {
+        const float value = unpack_e4m3(words[0] & 0xff).x;
+        sum[0] = protocol::sum_next(sum[0], protocol::mul_rn(value, factor));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) sum[i] = protocol::fp8_unlift(sum[i], lift);
+    store_sums<Quantised>(args.output, token, element, valid, elements, sum, args.wide_output);
+  }
+};
+
+// What one warp of those that share some tokens' sums takes on: every num_warps-th unit.
+struct SumShare {
+  std::int32_t first_token;
+  std::int32_t num_tokens;
+  std::int32_t warp;
+  std::int32_t num_warps;
+};
+
+template <class Sum>
+__device__ __forceinline__ void sum_tokens(CombineTables& tables, const CombineArgs& args,
+                                           const SumShare& share) {
+  const std::int64_t num_units = static_cast<std::int64_t>(share.num_tokens) * args.units_per_token;
+  const std::int32_t unit_elements = args.rounds_per_unit * Sum::kRound;
+  for (std::int64_t unit = share.warp; unit < num_units; unit += share.num_warps) {
+    if (*static_cast<volatile std::int32_t*>(&tables.failed) != 0) return;
+    const auto local = static_cast<std::int32_t>(unit / args.units_per_token);
+    const auto part = static_cast<std::int32_t>(unit - static_cast<std::int64_t>(local) *
+                                                           args.units_per_token);
+    const std::int32_t token = share.first_token + local;
+    const TokenSources found = find_sources(tables, args, token);
+    if (found.count < 0) return;
+    const std::int32_t begin = part * unit_elements;
+    const std::int32_t end = min(begin + unit_elements, args.params.elements);
+    for (std::int32_t first = begin; first < end; first += Sum::kRound) {
+      Sum::add_round(args, tables.sources[warp_id()], found, token, first);
+    }
+  }
+}
+
+}  // namespace moe_ep::cuda

@@ -1,0 +1,101 @@
+// First part of a dispatch: where the tokens of a block go.
+#pragma once
+
+#include "cuda/device/route.cuh"
+#include "cuda/kernels/dispatch_args.cuh"
+
+namespace moe_ep::cuda {
+
+template <int Words>
+__device__ __forceinline__ RankBits<Words> to_bits(const RankMask& mask) {
+  RankBits<Words> bits;
+#pragma unroll
+  for (int word = 0; word < Words; ++word) {
+    bits.words[word] = static_cast<std::uint32_t>(mask.words[word / 2] >> (word % 2 * 32));
+  }
+  return bits;
+}
+
+// Adds the tokens [0, first) to next_row. All warps take groups of 32.
+template <int Words>
+__device__ __forceinline__ void count_earlier(RouteTables& tables, const DispatchArgs& args,
+                                              const RankBits<Words>& active, std::int32_t first) {
+  const std::int32_t num_ranks = args.params.workspace.layout.num_ranks;
+  std::int32_t counts[Words] = {};
+  bool any = false;
+  for (std::int32_t token = warp_id() * kWarp; token < first; token += num_warps() * kWarp) {
+    const std::int32_t own = token + lane_id();
+    const auto ranks = ranks_of_token<Words>(args.params, args.ownership, active,
+                                             own < first ? own : args.params.num_tokens);
+    for_each_ballot(ranks, num_ranks, [&](auto word, int bit, std::uint32_t ballot) {
+      if (lane_id() == bit) counts[decltype(word)::value] += __popc(ballot);
+    });
+    any = true;
+  }
+  if (!any) return;
+#pragma unroll
+  for (int word = 0; word < Words; ++word) {
+    if (counts[word] != 0) atomicAdd(&tables.next_row[32 * word + lane_id()], counts[word]);
+  }
+}
+
+// Ranks of the warp's tokens of the batch that starts at `first`; leaves the ballots in the tables.
+template <int Words>
+__device__ __forceinline__ RankBits<Words> vote(RouteTables& tables, const DispatchArgs& args,
+                                                const RankBits<Words>& active, std::int32_t first,
+                                                std::int32_t end) {
+  const std::int32_t num_ranks = args.params.workspace.layout.num_ranks;
+  const std::int32_t token = first + warp_id() * kWarp + lane_id();
+  RankBits<Words> ranks;
+  if (first + warp_id() * kWarp >= end) return ranks;
+  ranks = ranks_of_token<Words>(args.params, args.ownership, active,
+                                token < end ? token : args.params.num_tokens);
+  std::uint32_t ballots[Words] = {};
+  for_each_ballot(ranks, num_ranks, [&](auto word, int bit, std::uint32_t ballot) {
+    if (lane_id() == bit) ballots[decltype(word)::value] = ballot;
+  });
+#pragma unroll
+  for (int word = 0; word < Words; ++word) {
+    tables.ballots[warp_id()][32 * word + lane_id()] = ballots[word];
+  }
+  return ranks;
+}
+
+// One thread a rank: the first row of every group; next_row moves behind the batch.
+__device__ __forceinline__ void place_groups(RouteTables& tables, std::int32_t num_ranks,
+                                             std::int32_t num_tokens) {
+  const std::int32_t num_groups = (num_tokens + kWarp - 1) / kWarp;
+  for (std::int32_t rank = static_cast<std::int32_t>(threadIdx.x); rank < num_ranks;
+       rank += static_cast<std::int32_t>(blockDim.x)) {
+    std::int32_t row = tables.next_row[rank];
+    for (std::int32_t group = 0; group < num_groups; ++group) {
+      tables.first_row[group][rank] = row;
+      row += __popc(tables.ballots[group][rank]);
+    }
+    tables.next_row[rank] = row;
+  }
+}
+
+// One lane a token: its hops, for this block and (in the own slice) for the combine.
+template <int Words>
+__device__ __forceinline__ void list_hops(RouteTables& tables, const DispatchArgs& args,
+                                          const RankBits<Words>& ranks, std::int32_t first,
+                                          std::int32_t end) {
+  const std::int32_t local = warp_id() * kWarp + lane_id();
+  if (first + local >= end) return;
+  const protocol::Workspace& workspace = args.params.workspace;
+  protocol::Hop* kept = workspace.hops(first + local);
+  protocol::Hop* shared = tables.hops + local * args.hops_per_token;
+  const std::uint32_t earlier = (1u << lane_id()) - 1;
+  std::int32_t num_hops = 0;
+  for_each_rank(ranks, [&](std::int32_t rank) {
+    const protocol::Hop hop{rank, tables.first_row[warp_id()][rank] +
+                                      __popc(tables.ballots[warp_id()][rank] & earlier)};
+    shared[num_hops] = hop;
+    kept[num_hops++] = hop;
+  });
+  tables.num_hops[local] = num_hops;
+  if (num_hops < workspace.layout.hops_per_token()) kept[num_hops] = {-1, 0};
+}
+
+}  // namespace moe_ep::cuda

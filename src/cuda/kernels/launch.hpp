@@ -1,0 +1,90 @@
+// What a launch needs beside the step: where its state lies and how much of the GPU it may take.
+//
+// **Progress.** Kernels wait for other ranks, so a rank's kernel must never keep another rank's from
+// starting. Three rules make that so, whatever the order of launches, also for ranks that share a
+// GPU and are launched one after another by one thread:
+//
+// 1. No launch has more blocks than its rank's share of the GPU (max_blocks): all blocks of all
+//    ranks of the GPU fit at once. So a block that somebody waits for is running or can start,
+//    except behind kernels of others, which end by themselves.
+// 2. Between the blocks of one launch, waits go one way: a block waits for what blocks do before
+//    they wait (combine.hpp proves it for its tiles; only the last block of a dispatch waits).
+// 3. A successor that is launched early (PDL) sits on the GPU while its predecessor waits. With
+//    several ranks on the GPU it could take a third rank's place, so it is launched early only where
+//    a rank has the GPU to itself (Pdl::kEarly).
+//
+// What remains with the caller: streams of one process share hardware queues (8 of them, up to 32
+// by CUDA_DEVICE_MAX_CONNECTIONS). With more ranks on a GPU than queues, enqueue a phase on every
+// rank before the next phase.
+//
+// **Captured launches** hold constants only: epoch, mask and failure are read from memory.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include <moe_ep/rank_mask.hpp>
+
+#include "protocol/wait.hpp"
+
+namespace moe_ep::cuda {
+
+// How a step ended early, in host memory that the device writes (mapped). The host looks at `state`
+// at any time without waiting for the GPU.
+struct FailureRecord {
+  std::uint32_t state = 0;  // kRecorded once `status` holds: release by the device, acquire by the host
+  std::uint32_t unused = 0;
+  protocol::StepStatus status;
+
+  static constexpr std::uint32_t kRecorded = 1;
+};
+
+// Programmatic dependent launch: whether a kernel may be launched before its predecessor has ended.
+enum class Pdl : std::uint8_t {
+  kOff,
+  kLate,   // but not before the predecessor has finished its waits
+  kEarly,  // as soon as all of the predecessor's blocks run
+};
+
+struct LaunchOptions {
+  // Device memory with the ranks that take part, read by the kernel; null: those of the parameters.
+  const RankMask* default_mask = nullptr;
+  // Where a failure is written (device address of mapped host memory); null: it is not told.
+  FailureRecord* record = nullptr;
+  std::int32_t num_sms = 1;          // multiprocessors of the GPU
+  std::int32_t max_sms = 0;          // upper bound of those that a launch takes; 0: none
+  std::int32_t ranks_on_device = 1;  // that run at the same time
+  Pdl pdl = Pdl::kOff;
+
+  // Every kernel here has blocks of which one fits a multiprocessor at any time.
+  std::int32_t max_blocks() const {
+    std::int32_t blocks = num_sms / (ranks_on_device > 1 ? ranks_on_device : 1);
+    if (max_sms > 0 && max_sms < blocks) blocks = max_sms;
+    return blocks > 1 ? blocks : 1;
+  }
+  bool early() const { return pdl == Pdl::kEarly && ranks_on_device == 1; }
+};
+
+// Threads of a block at most; with 64 registers each they fill a multiprocessor.
+inline constexpr int kMaxBlockThreads = 1024;
+
+// Enqueues `kernel` with its one argument. Clears nothing and waits for nothing.
+template <class Args>
+cudaError_t enqueue(void (*kernel)(Args), std::int32_t blocks, std::int32_t threads,
+                    std::size_t shared_bytes, Pdl pdl, cudaStream_t stream, const Args& args) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = pdl == Pdl::kOff ? 0 : 1;
+  void* arguments[] = {const_cast<Args*>(&args)};
+  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+}
+
+}  // namespace moe_ep::cuda

@@ -1,0 +1,19 @@
+// The behaviour suite over the host backend with ranks as forked processes. ThreadSanitizer sees
+// nothing across processes and does not like forks: its builds leave this file empty.
+#include "conformance/backend_suite.hpp"
+#include "support/host_suite_backend.hpp"
+
+#if !defined(__SANITIZE_THREAD__)
+
+namespace moe_ep::testing {
+namespace {
+
+const HostSuiteBackend kProcesses("host", RankKind::kProcesses);
+
+INSTANTIATE_TEST_SUITE_P(Processes, BackendSuite,
+                         ::testing::Values<const SuiteBackend*>(&kProcesses), suite_name);
+
+}  // namespace
+}  // namespace moe_ep::testing
+
+#endif

@@ -1,0 +1,14 @@
+// The behaviour suite over the host backend with ranks as threads of one process.
+#include "conformance/backend_suite.hpp"
+#include "support/host_suite_backend.hpp"
+
+namespace moe_ep::testing {
+namespace {
+
+const HostSuiteBackend kThreads("host", RankKind::kThreads);
+
+INSTANTIATE_TEST_SUITE_P(Threads, BackendSuite,
+                         ::testing::Values<const SuiteBackend*>(&kThreads), suite_name);
+
+}  // namespace
+}  // namespace moe_ep::testing
