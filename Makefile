@@ -63,8 +63,8 @@ test: lint cpp tsan asan headers python
 # ---- environment
 
 $(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit("moe_ep needs Python 3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --upgrade pip
 	@touch $@
 
 $(VENV)/.run: requirements/build.txt requirements/run.txt requirements/constraints.txt \
@@ -109,7 +109,8 @@ gtest:
 .PHONY: cpp
 cpp: $(VENV)/.dev gtest
 	@echo '== C++ tests, Release'
-	$(CMAKE) -S . -B build/release $(CMAKE_FLAGS) -DMOE_EP_BUILD_EXAMPLES=ON
+	$(CMAKE) -S . -B build/release $(CMAKE_FLAGS) \
+	  -DMOE_EP_BUILD_EXAMPLES=ON -DMOE_EP_BUILD_BENCHMARKS=ON
 	$(CMAKE) --build build/release
 	$(CTEST) --test-dir build/release
 

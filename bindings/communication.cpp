@@ -77,7 +77,7 @@ class Communication {
 
   // The result for `describe`d views comes from `make_result(views)`, once.
   nb::object dispatch(nb::handle hidden_states, nb::handle topk_ids, nb::handle topk_weights,
-                      nb::handle scale, std::optional<std::int64_t> tokens_per_rank,
+                      nb::handle scale, nb::handle tokens_per_rank,
                       nb::handle eplb_stats, nb::handle mask, nb::handle extras,
                       nb::handle make_result) {
     const char* op = "dispatch";
@@ -86,11 +86,20 @@ class Communication {
     inputs.topk_ids = view_of(topk_ids, op, "topk_ids");
     inputs.topk_weights = optional_view_of(topk_weights, op, "topk_weights");
     inputs.hidden_states_scale = optional_view_of(scale, op, "hidden_states_scale");
-    inputs.runtime_max_tokens_per_rank = tokens_per_rank;
+    inputs.runtime_max_tokens_per_rank =
+        optional_int_of(tokens_per_rank, op, "runtime_max_tokens_per_rank");
     inputs.eplb_local_stats = optional_view_of(eplb_stats, op, "eplb_local_stats");
     inputs.active_rank_mask = optional_mask_of(mask, op, impl_->bootstrap().world_size);
     if (!extras.is_none()) {
-      for (const auto& [name, tensor] : nb::cast<nb::dict>(extras)) {
+      if (!nb::isinstance<nb::dict>(extras)) {
+        throw TypeMismatchError("dispatch: extra_payloads must be a dict of tensors or None, got " +
+                                nb::cast<std::string>(extras.type().attr("__name__")));
+      }
+      for (const auto& [name, tensor] : nb::borrow<nb::dict>(extras)) {
+        if (!nb::isinstance<nb::str>(name)) {
+          throw TypeMismatchError("dispatch: extra_payloads must have names of type str, got " +
+                                  nb::cast<std::string>(nb::repr(name)));
+        }
         const auto text = nb::cast<std::string>(name);
         const std::string label = "extra_payloads['" + text + "']";
         inputs.extra_payloads.push_back({text, view_of(tensor, op, label.c_str())});
@@ -187,11 +196,11 @@ void bind_communication(nb::module_& module) {
            "A uint8 torch tensor over the slice; it keeps this object alive.");
 
   nb::class_<Communication>(module, "Communication", "A backend instance.")
-      .def("dispatch", &Communication::dispatch, "hidden_states"_a, "topk_ids"_a,
+      .def("dispatch", &Communication::dispatch, "hidden_states"_a.none(), "topk_ids"_a.none(),
            "topk_weights"_a.none(), "hidden_states_scale"_a.none(),
            "runtime_max_tokens_per_rank"_a.none(), "eplb_local_stats"_a.none(),
            "active_rank_mask"_a.none(), "extra_payloads"_a.none(), "make_result"_a)
-      .def("combine", &Communication::combine, "expert_output"_a, "output"_a,
+      .def("combine", &Communication::combine, "expert_output"_a.none(), "output"_a.none(),
            "active_rank_mask"_a.none())
       .def("combine_input_buffer", &Communication::combine_input_buffer, "code"_a, "bits"_a,
            "lanes"_a,

@@ -136,6 +136,18 @@ std::optional<TensorView> optional_view_of(nb::handle object, const char* operat
   return view_of(object, operation, name);
 }
 
+std::optional<std::int64_t> optional_int_of(nb::handle object, const char* operation,
+                                            const char* name) {
+  if (object.is_none()) return std::nullopt;
+  std::int64_t value = 0;
+  if (PyBool_Check(object.ptr()) || !nb::try_cast<std::int64_t>(object, value)) {
+    throw TypeMismatchError(std::string(operation) + ": " + name +
+                            " must be a 64-bit int or None, got " +
+                            nb::cast<std::string>(nb::repr(object)));
+  }
+  return value;
+}
+
 std::optional<RankMask> optional_mask_of(nb::handle object, const char* operation, int num_ranks) {
   if (object.is_none()) return std::nullopt;
   const TensorView view = view_of(object, operation, "active_rank_mask");

@@ -20,6 +20,10 @@ TensorView view_of(nb::handle object, const char* operation, const char* name);
 std::optional<TensorView> optional_view_of(nb::handle object, const char* operation,
                                            const char* name);
 
+// An int, which a bool is not; nullopt for None.
+std::optional<std::int64_t> optional_int_of(nb::handle object, const char* operation,
+                                            const char* name);
+
 // A mask from a CPU uint64 tensor of at least ceil(num_ranks / 64) words; nullopt for None.
 std::optional<RankMask> optional_mask_of(nb::handle object, const char* operation, int num_ranks);
 

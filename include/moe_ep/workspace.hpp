@@ -39,11 +39,25 @@ class MOE_EP_API SymmetricWorkspace {
 
   /// The same for a group some of whose ranks are away: `comm` spans exactly `members`, the ranks
   /// of the group that are there, ascending; comm's rank i is `members[i]`. The others' slices are
-  /// reserved but not accessible. Pairs with remap(): a rank that starts anew calls this while the
-  /// members that already have the workspace call remap(), with the same members.
+  /// reserved but not accessible. A rank that starts anew makes its workspace alone (a group of
+  /// one, itself the only member) and then takes part in the others' remap().
   static std::shared_ptr<SymmetricWorkspace> create_host(CommBackend& comm, std::size_t bytes,
                                                          int num_ranks,
                                                          const std::vector<int>& members);
+
+  /// Memory of CUDA device `device` (an ordinal of this process), mapped on every rank by virtual
+  /// memory management; in builds with CUDA. Several ranks may share a GPU or a process.
+  ///
+  /// Handles are FABRIC where every rank can make and name them (ranks may then live on several
+  /// hosts), else descriptors passed over Unix sockets (one host). Each rank's mapping is accessible
+  /// to its own device only. The memory is zero. Before it is destroyed or unmapped, kernels that use
+  /// it must have ended.
+  /// @param members,num_ranks as for create_host()
+  /// @param require_nvlink refuse GPUs of one host that NVLink does not connect
+  static std::shared_ptr<SymmetricWorkspace> create_cuda(CommBackend& comm, std::size_t bytes,
+                                                         int device, int num_ranks,
+                                                         const std::vector<int>& members,
+                                                         bool require_nvlink = true);
 
   int rank() const noexcept { return rank_; }
   int num_ranks() const noexcept { return num_ranks_; }
@@ -65,9 +79,8 @@ class MOE_EP_API SymmetricWorkspace {
   /// Collective over the same ranks. New zeroed memory at the old addresses. No-op when mapped.
   virtual void checkpoint_restore(CommBackend& comm) = 0;
   /// Collective over `members` (see create_host). Maps the members' present memory at the old
-  /// addresses; a member that is a new process calls create_host() with the same members instead.
-  /// Own memory and its contents stay; slices of non-members become inaccessible. The id becomes a
-  /// new one that all members agree on.
+  /// addresses. Own memory and its contents stay; slices of non-members become inaccessible. The id
+  /// becomes a new one that all members agree on.
   virtual void remap(CommBackend& comm, const std::vector<int>& members) = 0;
 
  protected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
 
 __all__ = ["version"]
@@ -16,7 +17,6 @@ def version() -> str:
     except importlib.metadata.PackageNotFoundError:
         pass
     try:
-        from . import _core
+        return str(importlib.import_module("moe_ep._core").__version__)
     except ImportError:
         return "unknown (not installed)"
-    return str(_core.__version__)

@@ -9,9 +9,9 @@ from .communication import MoEEpCommunication
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Self
 
     import torch
-    from typing_extensions import Self
 
     from .comm.protocol import CommBackend
     from .config import BootstrapConfig, MoEEpCommParams

@@ -20,6 +20,7 @@ using protocol::WorkspaceLayout;
 
 constexpr std::int64_t kMetainfoMagic = 0x6d6f655f65706d31;  // "moe_epm1"
 constexpr std::int64_t kSliceAlignment = 16;
+constexpr std::int64_t kMaxExtent = std::int64_t{1} << 48;  // of rows; times an itemsize, 64 bits
 constexpr Device kHost{};
 
 const char* backend_text(std::int64_t backend) {
@@ -146,6 +147,12 @@ std::int64_t moe_a2a_get_workspace_size_per_rank(std::int64_t ep_size, std::int6
           total_dispatch_payload_size_per_token);
   require(combine_payload_size_per_token >= 0, op,
           ": combine_payload_size_per_token must be at least 0, got ",
+          combine_payload_size_per_token);
+  const std::int64_t max_row = (std::int64_t{1} << 61) / (ep_size * max_num_tokens);
+  require(total_dispatch_payload_size_per_token <= max_row &&
+              combine_payload_size_per_token <= max_row,
+          op, ": payload sizes must be at most ", max_row, " for ", ep_size * max_num_tokens,
+          " rows, got ", total_dispatch_payload_size_per_token, " and ",
           combine_payload_size_per_token);
   return WorkspaceLayout::required_bytes(static_cast<std::int32_t>(ep_size),
                                          static_cast<std::int32_t>(max_num_tokens),
@@ -379,12 +386,15 @@ TensorView moe_a2a_wrap_payload_tensor_in_workspace(const TensorView& workspace,
   require(leading_shape.size() + 1 <= TensorView::kMaxDims, op,
           ": leading_shape must have at most ", TensorView::kMaxDims - 1, " dimensions, got ",
           leading_shape.size());
+  const std::int64_t bytes = slice_end - slice_start;
   std::int64_t rows = 1;
   for (const std::int64_t extent : leading_shape) {
-    require(extent >= 1, op, ": leading_shape must be positive, got ", extent);
+    require(extent >= 1 && extent <= kMaxExtent, op, ": leading_shape must lie in 1..", kMaxExtent,
+            ", got ", extent);
+    require(rows <= kMaxExtent / extent, op, ": leading_shape must have at most ", kMaxExtent,
+            " rows, got more");
     rows *= extent;
   }
-  const std::int64_t bytes = slice_end - slice_start;
   require(bytes % (rows * itemsize(dtype)) == 0, op, ": ", bytes, " bytes must divide into ", rows,
           " rows of ", dtype_name(dtype));
   TensorView view;

@@ -26,6 +26,7 @@ std::string encode(const Announcement& own) {
   if (own.failure) {
     text += line(own.failure->bad_argument ? "!argument" : "!error", own.failure->reason);
   }
+  text += line("!rank", std::to_string(own.rank));
   text += line("!workspace_id", std::to_string(own.workspace_id));
   text += line("!epoch", std::to_string(own.epoch));
   for (const auto& [name, value] : own.fields) text += line(name, value);
@@ -45,6 +46,8 @@ Announcement decode(const std::string& text) {
     const std::string value = entry.substr(tab + 1);
     if (name == "!argument" || name == "!error") {
       announcement.failure = OwnFailure{name == "!argument", value};
+    } else if (name == "!rank") {
+      announcement.rank = std::stoi(value);
     } else if (name == "!workspace_id") {
       announcement.workspace_id = std::stoull(value);
     } else if (name == "!epoch") {
@@ -56,16 +59,13 @@ Announcement decode(const std::string& text) {
   return announcement;
 }
 
-void throw_failures(const std::string& who, const std::vector<int>& members,
-                    const std::vector<Announcement>& all) {
+void throw_failures(const std::string& who, const std::vector<Announcement>& all) {
   std::string text;
   bool only_bad_arguments = true;
-  for (std::size_t index = 0; index < all.size(); ++index) {
-    if (!all[index].failure) continue;
-    only_bad_arguments = only_bad_arguments && all[index].failure->bad_argument;
-    // A group of another size than expected has no ranks we know: count its places.
-    const int rank = all.size() == members.size() ? members[index] : static_cast<int>(index);
-    text += concat(text.empty() ? "" : "; ", "rank ", rank, ": ", all[index].failure->reason);
+  for (const Announcement& peer : all) {
+    if (!peer.failure) continue;
+    only_bad_arguments = only_bad_arguments && peer.failure->bad_argument;
+    text += concat(text.empty() ? "" : "; ", "rank ", peer.rank, ": ", peer.failure->reason);
   }
   if (text.empty()) return;
   text = concat(who, ": every rank must pass its own checks, got ", text);
@@ -73,16 +73,14 @@ void throw_failures(const std::string& who, const std::vector<int>& members,
   throw MoEEpError(text);
 }
 
-void throw_differences(const std::string& who, const std::vector<int>& members,
-                       const std::vector<Announcement>& all) {
+void throw_differences(const std::string& who, const std::vector<Announcement>& all) {
   const auto& reference = all.front().fields;
   for (std::size_t field = 0; field < reference.size(); ++field) {
     std::map<std::string, std::vector<int>> ranks_of_value;
-    for (std::size_t index = 0; index < all.size(); ++index) {
-      const bool present = field < all[index].fields.size() &&
-                           all[index].fields[field].first == reference[field].first;
-      ranks_of_value[present ? all[index].fields[field].second : "(none)"].push_back(
-          members[index]);
+    for (const Announcement& peer : all) {
+      const bool present = field < peer.fields.size() &&
+                           peer.fields[field].first == reference[field].first;
+      ranks_of_value[present ? peer.fields[field].second : "(none)"].push_back(peer.rank);
     }
     if (ranks_of_value.size() == 1) continue;
     std::string values;
@@ -116,6 +114,7 @@ std::vector<Announcement> agree(CommBackend& comm, const std::string& who,
                                 const Announcement& own) {
   const auto position = std::find(members.begin(), members.end(), rank);
   Announcement mine = own;
+  mine.rank = rank;
   const int index = static_cast<int>(position - members.begin());
   const int size = static_cast<int>(members.size());
   if (!mine.failure && (comm.get_size() != size || comm.get_rank() != index)) {
@@ -128,8 +127,8 @@ std::vector<Announcement> agree(CommBackend& comm, const std::string& who,
        checked_allgather(comm, comm.get_rank(), comm.get_size(), encode(mine))) {
     all.push_back(decode(message));
   }
-  throw_failures(who, members, all);
-  throw_differences(who, members, all);
+  throw_failures(who, all);
+  throw_differences(who, all);
   return all;
 }
 

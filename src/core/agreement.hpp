@@ -18,6 +18,7 @@ struct OwnFailure {
 };
 
 struct Announcement {
+  int rank = 0;  // agree() sets it
   std::optional<OwnFailure> failure;
   std::vector<std::pair<std::string, std::string>> fields;  // must agree: name, value
   std::uint64_t workspace_id = 0;  // of the workspace this rank would share; 0 = none

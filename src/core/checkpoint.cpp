@@ -24,7 +24,7 @@ SharedWorkspace& between_rounds(const std::shared_ptr<SharedWorkspace>& workspac
 
 void CommunicationState::checkpoint_prepare() {
   SharedWorkspace& workspace = between_rounds(workspace_, "checkpoint_prepare");
-  if (workspace.memory->mapped()) workspace.memory->checkpoint_prepare(*options_.comm);
+  if (workspace.memory->mapped()) workspace.memory->checkpoint_prepare(*workspace.comm);
 }
 
 void CommunicationState::checkpoint_restore(std::shared_ptr<CommBackend> comm) {
@@ -32,8 +32,7 @@ void CommunicationState::checkpoint_restore(std::shared_ptr<CommBackend> comm) {
   SharedWorkspace& workspace = between_rounds(workspace_, op);
   if (workspace.memory->mapped()) return;
   require(comm != nullptr, op, ": comm_backend must be given, got none");
-  // The ranks that are left after a recover() are those of the present backend.
-  const CommBackend& present = *options_.comm;
+  const CommBackend& present = *workspace.comm;
   if (comm->get_size() != present.get_size() || comm->get_rank() != present.get_rank()) {
     throw std::logic_error(concat(op, ": comm_backend must have rank ", present.get_rank(), " of ",
                                   present.get_size(), ", got rank ", comm->get_rank(), " of ",
@@ -42,8 +41,8 @@ void CommunicationState::checkpoint_restore(std::shared_ptr<CommBackend> comm) {
   workspace.memory->checkpoint_restore(*comm);
   protocol::reset_slice(workspace.view(), 0);
   gather_outcomes(*comm, op, std::nullopt);  // everybody is armed
-  workspace.failure.reset();
-  options_.comm = std::move(comm);
+  workspace.start_over();
+  workspace.comm = std::move(comm);
 }
 
 }  // namespace moe_ep::detail

@@ -100,10 +100,9 @@ std::unique_ptr<HostAlltoAll> HostAlltoAll::rejoin(const BootstrapConfig& bootst
                                                    const std::vector<int>& active_ranks,
                                                    std::shared_ptr<CommBackend> comm_backend) {
   bootstrap.validate();
-  params.validate();
-  config.validate(bootstrap, params);
   return std::unique_ptr<HostAlltoAll>(new HostAlltoAll(detail::CommunicationState::rejoin(
-      bootstrap, params, detail::make_options(config), active_ranks, std::move(comm_backend))));
+      bootstrap, params, detail::make_options(config), own_failure(bootstrap, params, config),
+      active_ranks, std::move(comm_backend))));
 }
 
 bool HostAlltoAll::is_platform_supported() { return explain_platform().empty(); }

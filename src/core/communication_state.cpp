@@ -86,10 +86,10 @@ std::unique_ptr<CommunicationState> CommunicationState::create(
             bootstrap.world_size);
     state->options_.comm = self_comm();
   }
-  CommBackend& comm = *state->options_.comm;
+  const std::shared_ptr<CommBackend> comm = std::move(state->options_.comm);
   Announcement own = state->announcement();
   own.failure = std::move(own_failure);
-  const WorkspaceKey key{comm.identity(), bootstrap.rank,
+  const WorkspaceKey key{comm->identity(), bootstrap.rank,
                          own.failure ? "" : layout_key(make_layout(bootstrap.world_size, params,
                                                                    options))};
   if (!own.failure && options.share_workspace) {
@@ -99,9 +99,9 @@ std::unique_ptr<CommunicationState> CommunicationState::create(
       own.workspace_id = state->workspace_->memory->id();
     }
   }
-  const std::vector<int> members = all_ranks(bootstrap.world_size);
-  const auto all = agree(comm, options.class_name, members, bootstrap.rank, own);
-  state->join_workspace(comm, members, all);
+  const auto all =
+      agree(*comm, options.class_name, all_ranks(bootstrap.world_size), bootstrap.rank, own);
+  state->join_workspace(comm, all);
   if (options.share_workspace) remember_workspace(key, state->workspace_);
   if (options.lamport.value_or(false)) {
     log_warning(options.class_name + ": lamport=True, but this version has no Lamport transport; "
@@ -114,43 +114,37 @@ std::unique_ptr<CommunicationState> CommunicationState::create(
   return state;
 }
 
-void CommunicationState::join_workspace(CommBackend& comm, const std::vector<int>& members,
+void CommunicationState::make_workspace(CommBackend& comm, const std::vector<int>& members) {
+  workspace_ = std::make_shared<SharedWorkspace>();
+  workspace_->layout = make_layout(bootstrap_.world_size, params_, options_);
+  slice_bytes_ = workspace_->layout.slice_bytes;
+  workspace_->memory = SymmetricWorkspace::create_host(
+      comm, static_cast<std::size_t>(slice_bytes_), bootstrap_.world_size, members);
+}
+
+void CommunicationState::make_backend() {
+  backend_ = make_host_backend(
+      options_.num_threads.value_or(default_num_threads(bootstrap_.world_size)));
+}
+
+void CommunicationState::join_workspace(std::shared_ptr<CommBackend> comm,
                                         const std::vector<Announcement>& all) {
-  const protocol::WorkspaceLayout layout = make_layout(bootstrap_.world_size, params_, options_);
-  slice_bytes_ = layout.slice_bytes;
   const bool shared = all.front().workspace_id != 0 &&
                       std::all_of(all.begin(), all.end(), [&](const Announcement& peer) {
                         return peer.workspace_id == all.front().workspace_id;
                       });
-  std::uint32_t epoch = 0;
-  if (!shared) {
-    workspace_ = std::make_shared<SharedWorkspace>();
-    workspace_->layout = layout;
-    workspace_->memory =
-        SymmetricWorkspace::create_host(comm, static_cast<std::size_t>(layout.slice_bytes),
-                                        bootstrap_.world_size, members);
-    epoch = last_epoch(all);
+  if (shared) {
+    slice_bytes_ = workspace_->layout.slice_bytes;
+  } else {
+    make_workspace(*comm, all_ranks(bootstrap_.world_size));
   }
   const auto failure = failure_of([&] {
-    backend_ = make_host_backend(
-        options_.num_threads.value_or(default_num_threads(bootstrap_.world_size)));
-    if (!shared) protocol::reset_slice(workspace_->view(), epoch);
+    make_backend();
+    if (!shared) protocol::reset_slice(workspace_->view(), 0);
   });
   // Also the barrier between every rank's reset and the first step.
-  gather_outcomes(comm, options_.class_name, failure);
-}
-
-std::unique_ptr<CommunicationState> CommunicationState::rejoin(
-    const BootstrapConfig& bootstrap, const MoEEpCommParams& params, const Options& options,
-    const std::vector<int>& active_ranks, std::shared_ptr<CommBackend> comm) {
-  std::unique_ptr<CommunicationState> state(
-      new CommunicationState(bootstrap, params, options));
-  state->options_.comm = comm;
-  const auto all = agree(*comm, options.class_name + ".recover", active_ranks, bootstrap.rank,
-                         state->announcement());
-  state->join_workspace(*comm, active_ranks, all);
-  state->set_active_ranks(active_ranks);
-  return state;
+  gather_outcomes(*comm, options_.class_name, failure);
+  workspace_->comm = std::move(comm);
 }
 
 std::shared_ptr<const void> CommunicationState::workspace_handle() const {
@@ -158,7 +152,10 @@ std::shared_ptr<const void> CommunicationState::workspace_handle() const {
 }
 
 void CommunicationState::destroy() noexcept {
-  if (workspace_ != nullptr && workspace_->open_round == this) workspace_->open_round = nullptr;
+  if (workspace_ != nullptr && workspace_->open_round == this) {
+    workspace_->open_round = nullptr;
+    workspace_->abandoned = round_.active;
+  }
   round_ = {};
   workspace_.reset();
   backend_.reset();

@@ -33,6 +33,7 @@ class CommunicationState {
   static std::unique_ptr<CommunicationState> rejoin(const BootstrapConfig& bootstrap,
                                                     const MoEEpCommParams& params,
                                                     const Options& options,
+                                                    std::optional<OwnFailure> own_failure,
                                                     const std::vector<int>& active_ranks,
                                                     std::shared_ptr<CommBackend> comm);
   ~CommunicationState() { destroy(); }
@@ -64,11 +65,18 @@ class CommunicationState {
                      const Options& options);
 
   Announcement announcement() const;
-  void join_workspace(CommBackend& comm, const std::vector<int>& members,
-                      const std::vector<Announcement>& all);
+  // Collective over `members`: a workspace of this instance's own.
+  void make_workspace(CommBackend& comm, const std::vector<int>& members);
+  void make_backend();
+  void join_workspace(std::shared_ptr<CommBackend> comm, const std::vector<Announcement>& all);
+  // What recover() and rejoin() have in common: maps the active ranks' memory and starts over.
+  void regroup(Announcement own, const std::vector<int>& active_ranks,
+               std::shared_ptr<CommBackend> comm);
   // Throws unless a step may begin or go on.
   SharedWorkspace& usable(const char* operation) const;
   void require_open_round(const char* operation) const;
+  // Waits until no peer is still in a round that destroy() cut short.
+  void finish_abandoned_round(SharedWorkspace& workspace);
   RankMask mask_for(const char* operation, const std::optional<RankMask>& mask) const;
   // Closes the round, keeps the failure for later calls and throws it.
   [[noreturn]] void fail(const std::string& operation, const protocol::StepStatus& status,

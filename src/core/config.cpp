@@ -18,8 +18,20 @@ void check_positive(const char* name, std::int64_t value) {
           " must be a positive 32-bit integer, got ", value);
 }
 
+// Offsets of a slice and sums of them must fit into 64 bits.
+void check_slice(const std::string& type, std::int64_t world_size, const MoEEpCommParams& params,
+                 std::int64_t extra_payload_bytes_per_token) {
+  constexpr std::int64_t kMaxSlice = std::int64_t{1} << 61;
+  const detail::RowSizes rows = detail::row_sizes(params, extra_payload_bytes_per_token);
+  const std::int64_t num_rows = world_size * params.max_tokens_per_rank;
+  require(num_rows <= kMaxSlice / (rows.dispatch + rows.combine), type,
+          ": a workspace slice must take less than 2^61 bytes, got ", num_rows, " rows of ",
+          rows.dispatch + rows.combine, " bytes");
+}
+
 template <class Config>
-void check_common(const std::string& type, const Config& config, const MoEEpCommParams& params) {
+void check_common(const std::string& type, const Config& config, const BootstrapConfig& bootstrap,
+                  const MoEEpCommParams& params) {
   require(config.extra_payload_bytes_per_token >= 0 &&
               config.extra_payload_bytes_per_token <= kMaxSize,
           type, ": extra_payload_bytes_per_token must be a 32-bit integer of at least 0, got ",
@@ -29,6 +41,7 @@ void check_common(const std::string& type, const Config& config, const MoEEpComm
           "], got ", config.eplb_stats_num_experts);
   require(config.timeout_sec >= 1 && config.timeout_sec <= 86400, type,
           ": timeout_sec must lie in 1..86400, got ", config.timeout_sec);
+  check_slice(type, bootstrap.world_size, params, config.extra_payload_bytes_per_token);
 }
 
 template <class Config>
@@ -99,7 +112,7 @@ void HostAlltoAllConfig::validate(const BootstrapConfig& bootstrap,
                                   const MoEEpCommParams& params) const {
   const std::string type = "HostAlltoAllConfig";
   check_divisible(type, bootstrap, params);
-  check_common(type, *this, params);
+  check_common(type, *this, bootstrap, params);
   check_transports(type, *this);
   require(!num_threads || (*num_threads >= 1 && *num_threads <= 1024), type,
           ": num_threads must lie in 1..1024 or be None, got ", num_threads.value_or(0));
@@ -109,7 +122,7 @@ void NVLinkOneSidedConfig::validate(const BootstrapConfig& bootstrap,
                                     const MoEEpCommParams& params) const {
   const std::string type = "NVLinkOneSidedConfig";
   check_divisible(type, bootstrap, params);
-  check_common(type, *this, params);
+  check_common(type, *this, bootstrap, params);
   check_transports(type, *this);
   check_max_sms(type, max_sms);
 }
@@ -118,7 +131,7 @@ void CakeAlltoAllConfig::validate(const BootstrapConfig& bootstrap,
                                   const MoEEpCommParams& params) const {
   const std::string type = "CakeAlltoAllConfig";
   check_divisible(type, bootstrap, params);
-  check_common(type, *this, params);
+  check_common(type, *this, bootstrap, params);
   check_max_sms(type, max_sms);
 }
 

@@ -12,7 +12,7 @@
 namespace moe_ep::detail {
 namespace {
 
-RankMask checked_mask(const char* operation, const std::vector<int>& ranks, int rank,
+RankMask checked_mask(const std::string& operation, const std::vector<int>& ranks, int rank,
                       int num_ranks) {
   require(std::is_sorted(ranks.begin(), ranks.end()) &&
               std::adjacent_find(ranks.begin(), ranks.end()) == ranks.end(),
@@ -46,27 +46,54 @@ void CommunicationState::recover(const std::vector<int>& active_ranks,
     throw std::logic_error(op + ": the instance must have its workspace, got a call after "
                                 "destroy() or checkpoint_prepare()");
   }
+  require(comm != nullptr, op, ": comm_backend must be given, got none");
   Announcement own = announcement();
   own.workspace_id = workspace_->memory->id();
   own.epoch = workspace_->view().header()->epoch;
+  regroup(std::move(own), active_ranks, std::move(comm));
+}
+
+std::unique_ptr<CommunicationState> CommunicationState::rejoin(
+    const BootstrapConfig& bootstrap, const MoEEpCommParams& params, const Options& options,
+    std::optional<OwnFailure> own_failure, const std::vector<int>& active_ranks,
+    std::shared_ptr<CommBackend> comm) {
+  require(comm != nullptr, options.class_name, ".rejoin: comm_backend must be given, got none");
+  std::unique_ptr<CommunicationState> state(new CommunicationState(bootstrap, params, options));
+  Announcement own = state->announcement();
+  own.failure = std::move(own_failure);
+  if (!own.failure) {
+    // A workspace of its own so far; the others' slices come with regroup().
+    const auto failure = failure_of([&] {
+      state->make_workspace(*self_comm(), {bootstrap.rank});
+      state->make_backend();
+    });
+    if (failure) own.failure = OwnFailure{false, *failure};
+  }
+  state->regroup(std::move(own), active_ranks, std::move(comm));
+  return state;
+}
+
+void CommunicationState::regroup(Announcement own, const std::vector<int>& active_ranks,
+                                 std::shared_ptr<CommBackend> comm) {
+  const std::string op = options_.class_name + ".recover";
+  own.fields.emplace_back("active_ranks", list_ranks(active_ranks));
   RankMask mask;
   try {
-    mask = checked_mask(op.c_str(), active_ranks, bootstrap_.rank, bootstrap_.world_size);
+    mask = checked_mask(op, active_ranks, bootstrap_.rank, bootstrap_.world_size);
     require(options_.enable_rank_mask || mask == RankMask::first(bootstrap_.world_size), op,
             ": leaving ranks out needs enable_rank_mask=True at construction, got ",
             list_ranks(active_ranks));
   } catch (const std::invalid_argument& error) {
-    own.failure = OwnFailure{true, error.what()};
+    if (!own.failure) own.failure = OwnFailure{true, error.what()};
   }
   const auto all = agree(*comm, op, active_ranks, bootstrap_.rank, own);
-  workspace_->memory->remap(*comm, active_ranks);  // pairs with create_host in rejoin()
+  workspace_->memory->remap(*comm, active_ranks);
   protocol::reset_slice(workspace_->view(), last_epoch(all));
-  gather_outcomes(*comm, options_.class_name, std::nullopt);  // everybody is armed
-  workspace_->open_round = nullptr;
+  gather_outcomes(*comm, op, std::nullopt);  // everybody is armed
+  workspace_->start_over();
+  workspace_->comm = std::move(comm);
   round_ = {};
-  workspace_->failure.reset();
   default_mask_ = mask;
-  options_.comm = std::move(comm);
 }
 
 }  // namespace moe_ep::detail

@@ -29,9 +29,23 @@ SharedWorkspace& CommunicationState::usable(const char* operation) const {
 }
 
 void CommunicationState::require_open_round(const char* operation) const {
-  if (!round_.open) {
+  // recover() of another instance on this workspace has ended the round.
+  if (!round_.open || workspace_->open_round != this) {
     throw std::logic_error(concat(operation, ": a dispatch must come first, got no open round"));
   }
+}
+
+void CommunicationState::finish_abandoned_round(SharedWorkspace& workspace) {
+  if (!workspace.abandoned) return;
+  // A combine of nothing, whose rows of 0 bytes tell peers that did not abandon the round that
+  // there is nothing to get here.
+  protocol::CombineParams step;
+  step.workspace = workspace.view();
+  step.active = *workspace.abandoned;
+  step.timeout_ns = static_cast<std::uint64_t>(options_.timeout_sec) * 1'000'000'000ull;
+  const protocol::StepStatus status = backend_->combine(step, {});
+  if (!status.ok()) fail("dispatch", status, {});
+  workspace.abandoned.reset();
 }
 
 RankMask CommunicationState::mask_for(const char* operation,
@@ -66,6 +80,7 @@ MoEEpDispatchResult CommunicationState::dispatch(const DispatchInputs& inputs) {
   const RankMask active = mask_for("dispatch", inputs.active_rank_mask);
   const protocol::DispatchParams step =
       make_dispatch(workspace.view(), params_, options_, active, inputs);
+  finish_abandoned_round(workspace);
   const protocol::StepStatus status = backend_->dispatch(step);
   if (!status.ok()) fail("dispatch", status, payload_names(inputs));
   workspace.open_round = this;
@@ -127,7 +142,8 @@ TensorView CommunicationState::combine_input_buffer(DType dtype) {
 }
 
 std::int64_t CommunicationState::num_local_tokens() const {
-  require_open_round("num_local_tokens");
+  usable("combine");  // which this is part of
+  require_open_round("combine");
   return round_.num_tokens;
 }
 

@@ -57,10 +57,14 @@ std::int64_t check_payload(const std::string& operation, const std::string& name
           ", *] as topk_ids is, got ", describe(tensor));
   require(tensor.device == device, operation, ": ", name, " must be a ", device_text(device),
           " tensor, got ", describe(tensor));
+  constexpr std::int64_t kMaxRow = std::numeric_limits<std::int32_t>::max();
   std::int64_t row_bytes = itemsize(tensor.dtype);
-  for (int dim = 1; dim < tensor.ndim; ++dim) row_bytes *= tensor.size(dim);
-  require(row_bytes >= 1 && row_bytes <= std::numeric_limits<std::int32_t>::max(), operation, ": ",
-          name, " must have rows of 1 to 2^31 - 1 bytes, got ", describe(tensor));
+  for (int dim = 1; dim < tensor.ndim && row_bytes <= kMaxRow; ++dim) {
+    // What exceeds the limit is not multiplied on: it could wrap into something small.
+    row_bytes = tensor.size(dim) <= kMaxRow ? row_bytes * tensor.size(dim) : kMaxRow + 1;
+  }
+  require(row_bytes >= 1 && row_bytes <= kMaxRow, operation, ": ", name,
+          " must have rows of 1 to 2^31 - 1 bytes, got ", describe(tensor));
   require(tensor.size(0) == 0 || rows_contiguous(tensor), operation, ": ", name,
           " must be contiguous within a row, got ", describe(tensor));
   return row_bytes;

@@ -49,6 +49,9 @@ std::string field_value(const StepFailure& failure, std::int64_t value) {
     if (failure.status.field == protocol::kTransport) {
       return transport_name(static_cast<Transport>(value));
     }
+  } else if (failure.status.field == static_cast<int>(protocol::CombineField::kRowBytes) &&
+             value == 0) {
+    return "an abandoned round";
   }
   return std::to_string(value);
 }

@@ -17,8 +17,17 @@ namespace moe_ep::detail {
 struct SharedWorkspace {
   std::shared_ptr<SymmetricWorkspace> memory;
   protocol::WorkspaceLayout layout;
+  std::shared_ptr<CommBackend> comm;   // of the ranks that are there: all, or whom recover() named
   const void* open_round = nullptr;    // the instance whose round is open
+  std::optional<RankMask> abandoned;   // who took part in a round that destroy() cut short
   std::optional<StepFailure> failure;  // refuses steps until recover()
+
+  // Fresh from a reset of the slice on every rank.
+  void start_over() {
+    open_round = nullptr;
+    abandoned.reset();
+    failure.reset();
+  }
 
   protocol::Workspace view() const {
     return {memory->base(), static_cast<std::int64_t>(memory->slice_stride()), layout,

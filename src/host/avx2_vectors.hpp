@@ -1,12 +1,12 @@
 // Vectors of elements for the AVX2 kernels: loading, storing and converting.
 //
-// For kernels_avx2.cpp and fp8_avx2.cpp alone, which are compiled with AVX2 and F16C enabled and run
-// only where the CPU has them. They must not call an inline function of a shared header: the linker
-// keeps one copy of such a function for the whole library, and that copy could be theirs, with AVX2
-// in it. Hence the anonymous namespace here; of src/protocol they use constants only.
+// For kernels_avx2.cpp and fp8_avx2.cpp alone, which are compiled with AVX2 and F16C enabled and
+// run only where the CPU has them. They must not call an inline function of a shared header: the
+// linker keeps one copy of such a function for the whole library, and that copy could be theirs,
+// with AVX2 in it. Hence the anonymous namespace here; of src/protocol they use constants only.
 //
-// The instructions differ from src/protocol, the bits do not: bfloat16 is rounded by the same integer
-// steps, binary16 by F16C, which implements the same rounding.
+// The instructions differ from src/protocol, the bits do not: bfloat16 is rounded by the same
+// integer steps, binary16 by F16C, which implements the same rounding.
 #pragma once
 
 #include <immintrin.h>
@@ -110,6 +110,11 @@ struct Fp16 {
     const __m128i hi = _mm256_cvtps_ph(value.hi, _MM_FROUND_TO_NEAREST_INT);
     store256(to, _mm256_set_m128i(hi, lo));
   }
+  // The float32 bits of one element.
+  static std::uint32_t widen(std::uint32_t code) {
+    const __m128 value = _mm_cvtph_ps(_mm_cvtsi32_si128(static_cast<int>(code)));
+    return static_cast<std::uint32_t>(_mm_cvtsi128_si32(_mm_castps_si128(value)));
+  }
 };
 
 struct Fp32 {
@@ -127,9 +132,12 @@ struct Fp32 {
 template <class Visit>
 void with_codec(Codec codec, Visit&& visit) {
   switch (codec) {
-    case Codec::kBf16: return visit(Bf16{});
-    case Codec::kFp16: return visit(Fp16{});
-    case Codec::kFp32: return visit(Fp32{});
+    case Codec::kBf16:
+      return visit(Bf16{});
+    case Codec::kFp16:
+      return visit(Fp16{});
+    case Codec::kFp32:
+      return visit(Fp32{});
   }
 }
 

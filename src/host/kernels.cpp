@@ -4,7 +4,9 @@
 namespace moe_ep::host {
 
 #if !defined(MOE_EP_HAS_AVX2)  // kernels_avx2.cpp is not part of this build
-const Kernels* avx2_kernels() { return nullptr; }
+const Kernels* avx2_kernels() {
+  return nullptr;
+}
 #endif
 
 const Kernels& kernels() {

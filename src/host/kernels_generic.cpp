@@ -39,15 +39,19 @@ float load_element(const std::byte* row, std::int64_t idx) {
 template <class Visit>
 void with_codec(Codec codec, Visit&& visit) {
   switch (codec) {
-    case Codec::kBf16: return visit(Bf16{});
-    case Codec::kFp16: return visit(Fp16{});
-    case Codec::kFp32: return visit(Fp32{});
+    case Codec::kBf16:
+      return visit(Bf16{});
+    case Codec::kFp16:
+      return visit(Fp16{});
+    case Codec::kFp32:
+      return visit(Fp32{});
   }
 }
 
 template <class Out>
 void store_sums(const float* sums, std::int64_t count, std::byte* out) {
-  for (std::int64_t i = 0; i < count; ++i) store(out + i * kBytes<Out>, Out::from_float(sums[i]));
+  for (std::int64_t i = 0; i < count; ++i)
+    store(out + i * kBytes<Out>, Out::from_float(sums[i]));
 }
 
 void copy(std::byte* dst, const std::byte* src, std::size_t bytes) {
@@ -61,10 +65,12 @@ void sum_rows_as(const std::byte* const* rows, int num_rows, std::int64_t elemen
   for (std::int64_t first = 0; first < elements; first += kSumBlock) {
     const std::int64_t count = elements - first < kSumBlock ? elements - first : kSumBlock;
     const float start = num_rows == 0 ? kEmptySum : kSumIdentity;
-    for (std::int64_t i = 0; i < count; ++i) sums[i] = start;
+    for (std::int64_t i = 0; i < count; ++i)
+      sums[i] = start;
     for (int r = 0; r < num_rows; ++r) {
       const std::byte* row = rows[r] + first * kBytes<In>;
-      for (std::int64_t i = 0; i < count; ++i) sums[i] = sum_next(sums[i], load_element<In>(row, i));
+      for (std::int64_t i = 0; i < count; ++i)
+        sums[i] = sum_next(sums[i], load_element<In>(row, i));
     }
     store_sums<Out>(sums, count, out + first * kBytes<Out>);
   }
@@ -86,7 +92,8 @@ void sum_rows(Codec codec, const std::byte* const* rows, int num_rows, std::int6
 template <class In>
 void fp8_encode_row_as(const std::byte* src, std::int64_t elements, std::byte* wire) {
   std::byte* const scales = wire + fp8_scales_offset(elements);
-  for (std::byte* pad = wire + elements; pad != scales; ++pad) *pad = std::byte{0};
+  for (std::byte* pad = wire + elements; pad != scales; ++pad)
+    *pad = std::byte{0};
   for (std::int64_t block = 0; block < fp8_num_blocks(elements); ++block) {
     const std::int64_t first = block * kFp8BlockElements;
     const std::int64_t rest = elements - first;
@@ -126,7 +133,8 @@ void fp8_sum_rows_as(const std::byte* const* wires, int num_rows, std::int64_t e
     }
     const float lift = fp8_lift(max_scale);
     const float start = num_rows == 0 ? kEmptySum : kSumIdentity;
-    for (std::int64_t i = 0; i < count; ++i) sums[i] = start;
+    for (std::int64_t i = 0; i < count; ++i)
+      sums[i] = start;
     for (int r = 0; r < num_rows; ++r) {
       const float scale = mul_rn(scale_of(r), lift);
       const std::byte* codes = wires[r] + first;
@@ -134,16 +142,16 @@ void fp8_sum_rows_as(const std::byte* const* wires, int num_rows, std::int64_t e
         sums[i] = sum_next(sums[i], fp8_decode(static_cast<E4M3::Bits>(codes[i]), scale));
       }
     }
-    for (std::int64_t i = 0; i < count; ++i) sums[i] = fp8_unlift(sums[i], lift);
+    for (std::int64_t i = 0; i < count; ++i)
+      sums[i] = fp8_unlift(sums[i], lift);
     store_sums<Out>(sums, count, out + first * kBytes<Out>);
   }
 }
 
 void fp8_sum_rows(const std::byte* const* wires, int num_rows, std::int64_t elements,
                   Codec out_codec, std::byte* out) {
-  with_codec(out_codec, [&](auto to) {
-    fp8_sum_rows_as<decltype(to)>(wires, num_rows, elements, out);
-  });
+  with_codec(out_codec,
+             [&](auto to) { fp8_sum_rows_as<decltype(to)>(wires, num_rows, elements, out); });
 }
 
 void finite_or_nan_row(Codec codec, const std::byte* src, std::int64_t elements, std::byte* dst) {
@@ -159,9 +167,16 @@ void finite_or_nan_row(Codec codec, const std::byte* src, std::int64_t elements,
 }  // namespace
 
 const Kernels& generic_kernels() {
-  static constexpr Kernels kKernels{"generic",     copy,          sum_rows, fp8_encode_row,
-                                    fp8_sum_rows, finite_or_nan_row};
-  return kKernels;
+  static constexpr Kernels kTable{
+      .name = "generic",
+      .copy = copy,
+      .copy_streaming = copy,
+      .sum_rows = sum_rows,
+      .fp8_encode_row = fp8_encode_row,
+      .fp8_sum_rows = fp8_sum_rows,
+      .finite_or_nan_row = finite_or_nan_row,
+  };
+  return kTable;
 }
 
 }  // namespace moe_ep::host

@@ -7,12 +7,9 @@
 #include <sys/types.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <mutex>
-#include <thread>
-#include <vector>
+#include <memory>
 
 #include "host/host_memory.hpp"
 
@@ -77,23 +74,17 @@ class Team {
 
   // Runs `job(thread)` once for every thread in [0, num_threads) and returns when all are done. The
   // job must not throw.
+  // @throws std::system_error when a worker cannot be started; nothing has run then
   void run(const std::function<void(int)>& job);
 
  private:
-  void start_workers();
-  void work(int thread);
+  class Crew;  // the workers and what they wait on
+
+  void forget_foreign_crew();
 
   const int num_threads_;
-  std::vector<std::thread> workers_;
-  pid_t owner_ = 0;  // process whose threads `workers_` are
-
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::condition_variable done_;
-  const std::function<void(int)>* job_ = nullptr;  // guarded by mutex_, as all below
-  std::uint64_t generation_ = 0;
-  int running_ = 0;
-  bool stopping_ = false;
+  std::unique_ptr<Crew> crew_;
+  pid_t owner_ = 0;  // process whose threads the crew is
 };
 
 }  // namespace moe_ep::host

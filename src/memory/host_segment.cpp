@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fstream>
 #include <string>
 #include <utility>
 
@@ -16,6 +15,7 @@
 
 #include "comm/random.hpp"
 #include "comm/system_error.hpp"
+#include "memory/free_memory.hpp"
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U  // Linux 6.3; before: EINVAL
@@ -44,25 +44,6 @@ UniqueFd open_shm() {
   if (!fd) detail::throw_errno(kOperation, "shm_open", errno);
   ::shm_unlink(name.c_str());
   return fd;
-}
-
-// The kernel hands out memory that it does not have and then kills somebody. What is plainly too
-// much is refused before.
-void require_free_memory(std::size_t bytes) {
-  std::uint64_t available = 0;
-  bool known = false;
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key;
-  std::uint64_t kib = 0;
-  for (std::string unit; meminfo >> key >> kib; std::getline(meminfo, unit)) {
-    if (key == "MemAvailable:") known = true;
-    if (key == "MemAvailable:" || key == "SwapFree:") available += kib * 1024;
-  }
-  if (known && bytes > available) {
-    throw MoEEpError(std::string(kOperation) + ": a slice must fit into free memory, got " +
-                     std::to_string(bytes) + " bytes wanted and " + std::to_string(available) +
-                     " free");
-  }
 }
 
 // ftruncate() beyond the limit would raise SIGXFSZ.

@@ -19,8 +19,8 @@
 // one NaN or infinity makes the scale of its FP4 block NaN (0xff or 0x7f) and all its values 0:
 // a poisoned block is better than a plausible number.
 //
-// Sources: OCP Microscaling Formats (MX) v1.0, sections 5 and 6.3 (there the exponent is rounded
-// down and values saturate; here it is rounded up and nothing does).
+// Source: OCP Microscaling Formats (MX) v1.0. Its conversion rounds the exponent down and lets
+// values saturate; here it is rounded up and none does. Any exponent makes a valid MX block.
 #pragma once
 
 #include "protocol/small_float.hpp"
@@ -29,7 +29,7 @@ namespace moe_ep::protocol {
 
 // What a block's scale depends on.
 struct BlockAmax {
-  std::uint32_t bits = 0;   // largest finite magnitude, as float32 bits
+  std::uint32_t bits = 0;  // largest finite magnitude, as float32 bits
   bool all_finite = true;
 
   MOE_EP_HD constexpr void add(float value) {
@@ -102,10 +102,12 @@ template <class Format>
 MOE_EP_HD inline std::uint8_t quantize_block(const float* x, int count, float scalar_scale,
                                              std::uint8_t* values) {
   BlockAmax amax;
-  for (int i = 0; i < count; ++i) amax.add(x[i]);
+  for (int i = 0; i < count; ++i)
+    amax.add(x[i]);
   const std::uint8_t scale = Format::scale(amax, scalar_scale);
   if constexpr (Format::kElementsPerByte == 1) {
-    for (int i = 0; i < count; ++i) values[i] = Format::value(x[i], scale, scalar_scale);
+    for (int i = 0; i < count; ++i)
+      values[i] = Format::value(x[i], scale, scalar_scale);
   } else {
     for (int i = 0; i < count; i += 2) {
       const std::uint8_t even = Format::value(x[i], scale, scalar_scale);

@@ -19,15 +19,21 @@ inline constexpr std::uint32_t kQuietNanBits = 0x7fc00000u;
 MOE_EP_HD constexpr std::uint32_t float_bits(float value) {
   return __builtin_bit_cast(std::uint32_t, value);
 }
-MOE_EP_HD constexpr float bits_float(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
+MOE_EP_HD constexpr float bits_float(std::uint32_t bits) {
+  return __builtin_bit_cast(float, bits);
+}
 
 // |value| as bits. Magnitudes order like unsigned integers: zero, denormals, ..., infinity, NaN.
 MOE_EP_HD constexpr std::uint32_t magnitude(float value) {
   return float_bits(value) & kMagnitudeMask;
 }
 
-MOE_EP_HD constexpr bool is_finite(float value) { return magnitude(value) < kInfinityBits; }
-MOE_EP_HD constexpr bool is_nan(float value) { return magnitude(value) > kInfinityBits; }
+MOE_EP_HD constexpr bool is_finite(float value) {
+  return magnitude(value) < kInfinityBits;
+}
+MOE_EP_HD constexpr bool is_nan(float value) {
+  return magnitude(value) > kInfinityBits;
+}
 
 // a + b, rounded to nearest even, never fused.
 MOE_EP_HD inline float add_rn(float a, float b) {

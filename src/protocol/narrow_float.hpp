@@ -41,7 +41,8 @@ MOE_EP_HD inline float widen_magnitude(std::uint32_t code) {
     constexpr std::uint32_t kRebase = static_cast<std::uint32_t>(127 - Bias) << 23;
     return bits_float((code << kDrop) + kRebase);
   }
-  constexpr std::uint32_t kStepField = 127 + 1 - Bias - MantissaBits;  // 2^(1 - Bias - MantissaBits)
+  constexpr std::uint32_t kStepField =
+      127 + 1 - Bias - MantissaBits;  // 2^(1 - Bias - MantissaBits)
   return mul_rn(static_cast<float>(code), bits_float(kStepField << 23));
 }
 

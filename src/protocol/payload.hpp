@@ -74,6 +74,8 @@ MOE_EP_HD constexpr Codec codec_of(DType dtype) {
   return dtype == kBFloat16 ? Codec::kBf16 : dtype == kFloat16 ? Codec::kFp16 : Codec::kFp32;
 }
 // Bytes of one element.
-MOE_EP_HD constexpr std::int64_t codec_bytes(Codec codec) { return codec == Codec::kFp32 ? 4 : 2; }
+MOE_EP_HD constexpr std::int64_t codec_bytes(Codec codec) {
+  return codec == Codec::kFp32 ? 4 : 2;
+}
 
 }  // namespace moe_ep::protocol

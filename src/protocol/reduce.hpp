@@ -24,14 +24,18 @@ inline constexpr float kSumIdentity = -0.0f;
 inline constexpr float kEmptySum = 0.0f;
 
 // The sum so far and the next contribution in rank order.
-MOE_EP_HD inline float sum_next(float sum, float contribution) { return add_rn(sum, contribution); }
+MOE_EP_HD inline float sum_next(float sum, float contribution) {
+  return add_rn(sum, contribution);
+}
 
-// The float32 sum of one element. `contribution(i)` is the i-th in ascending rank order, as float32.
+// The float32 sum of one element. `contribution(i)` is the i-th in ascending rank order, as
+// float32.
 template <class Contribution>
 MOE_EP_HD inline float sum_element(int num_contributions, Contribution&& contribution) {
   if (num_contributions == 0) return kEmptySum;
   float sum = contribution(0);
-  for (int i = 1; i < num_contributions; ++i) sum = sum_next(sum, contribution(i));
+  for (int i = 1; i < num_contributions; ++i)
+    sum = sum_next(sum, contribution(i));
   return sum;
 }
 
@@ -41,7 +45,8 @@ MOE_EP_HD inline typename Out::Bits combine_element(const typename In::Bits* val
                                                     int num_contributions) {
   if (num_contributions == 0) return Out::from_float(kEmptySum);
   float sum = In::to_float(values[0]);
-  for (int i = 1; i < num_contributions; ++i) sum = sum_next(sum, In::to_float(values[i]));
+  for (int i = 1; i < num_contributions; ++i)
+    sum = sum_next(sum, In::to_float(values[i]));
   return Out::from_float(sum);
 }
 

@@ -41,8 +41,10 @@ MOE_EP_HD constexpr std::int64_t scale_offset(SfLayout layout, std::int64_t row,
     case SfLayout::k128x4:
       return (row / 128 * tiles_per_row + col / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 +
              col % 4;
-    case SfLayout::k8x4: return (row / 8 * tiles_per_row + col / 4) * 32 + row % 8 * 4 + col % 4;
-    case SfLayout::kLinear: break;
+    case SfLayout::k8x4:
+      return (row / 8 * tiles_per_row + col / 4) * 32 + row % 8 * 4 + col % 4;
+    case SfLayout::kLinear:
+      break;
   }
   return row * cols + col;
 }

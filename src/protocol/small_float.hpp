@@ -3,8 +3,8 @@
 // | codec | bits | largest | smallest | NaN | source |
 // |---|---|---|---|---|---|
 // | E4M3 | 1, 4, 3, bias 7 | 448 | 2^-9 | 0x7f, 0xff | OCP 8-bit Floating Point (OFP8) v1.0 |
-// | E2M1 | 1, 2, 1, bias 1 | 6 | 0.5 | none | OCP Microscaling Formats (MX) v1.0, 5.3.3 |
-// | E8M0 | exponent only, bias 127 | 2^127 | 2^-127 | 0xff | OCP MX v1.0, 5.4.1 |
+// | E2M1 | 1, 2, 1, bias 1 | 6 | 0.5 | none | OCP Microscaling Formats (MX) v1.0 |
+// | E8M0 | exponent only, bias 127 | 2^127 | 2^-127 | 0xff | OCP MX v1.0 |
 //
 // None has an infinity. E4M3 and E2M1 round to nearest, ties to even, and saturate: whatever lies
 // beyond the largest value, infinity too, becomes the largest value of the same sign.

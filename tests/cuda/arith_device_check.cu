@@ -1,5 +1,5 @@
-// Compile check: the protocol's arithmetic as device code. Nothing runs; the object is inspected for
-// fused multiply-adds that nobody asked for (see the test that compiles it).
+// Compile check: the protocol's arithmetic as device code. Nothing runs; the object is inspected
+// for fused multiply-adds that nobody asked for (see the test that compiles it).
 #include "protocol/payload.hpp"
 #include "protocol/quantize.hpp"
 #include "protocol/reduce.hpp"
@@ -37,7 +37,8 @@ __global__ void fp8_encode_block(const typename In::Bits* row, std::uint8_t* cod
 
 __global__ void fp8_sum(const std::uint8_t* codes, const float* scales, int num_rows, float* out) {
   float max_scale = 0.0f;
-  for (int r = 0; r < num_rows; ++r) max_scale = max_scale < scales[r] ? scales[r] : max_scale;
+  for (int r = 0; r < num_rows; ++r)
+    max_scale = max_scale < scales[r] ? scales[r] : max_scale;
   const float lift = fp8_lift(max_scale);
   const int i = static_cast<int>(threadIdx.x);
   const float sum = sum_element(num_rows, [&](int r) {

@@ -9,8 +9,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from moe_ep.bench.cases import LADDER, Case, RoutingName, make_inputs, visits
+from moe_ep.bench.cases import LADDER, Case, RoutingName
 from moe_ep.bench.checks import CheckError, Expectation, check_combine, check_dispatch
+from moe_ep.bench.inputs import make_inputs, visits
 from moe_ep.bench.timing import Samples, summarize, time_steps
 from moe_ep.cli.app import app
 from moe_ep.cli.bench import tokens_of
@@ -75,9 +76,7 @@ def receive(case, rank):
             sent.topk_weights,
         )
     counts = torch.tensor(expected.rows_from, dtype=torch.int32)
-    return expected, MoEEpDispatchResult(
-        hidden, ids, weights, case.num_tokens, recv_counts=counts
-    )
+    return expected, MoEEpDispatchResult(hidden, ids, weights, case.num_tokens, recv_counts=counts)
 
 
 def test_a_correct_dispatch_passes():
@@ -114,7 +113,7 @@ def test_one_wrong_bit_of_a_combine_is_found():
 
 
 def test_the_ladder_and_how_tokens_are_asked_for():
-    assert LADDER == tuple(tokens_of("1..8192"))
+    assert tuple(tokens_of("1..8192")) == LADDER
     assert tokens_of("1,8,256") == [1, 8, 256]
     assert tokens_of("3..20,3") == [3, 6, 12]
 

@@ -49,7 +49,9 @@ def test_without_a_command_there_is_help_and_an_error_code():
     assert "demo" in result.output
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["demo", "--help"], ["bench", "-h"]])
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], ["demo", "--help"], ["bench", "-h"]]
+)
 def test_asking_for_help_loads_neither_torch_nor_numpy(arguments):
     program = (
         "import sys\n"
@@ -84,6 +86,7 @@ BAD = {
     ("demo", "--seed", "-1"): "'--seed'",
     ("demo", "--dtype", "int8"): "'--dtype'",
     ("demo", "--threads", "0"): "'--threads'",
+    ("demo", "--timeout", "0"): "'--timeout'",
     ("demo", "--no-such-option"): "No such option",
     ("plan", "--model", "gpt-9"): "got gpt-9",
     ("plan", "--ranks", "0"): "'--ranks'",

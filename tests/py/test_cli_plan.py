@@ -46,9 +46,7 @@ def test_plan_equals_what_an_instance_allocates(ranks):
         *("--extra", 7, "--eplb", 12),
     )
     params = moe_ep.MoEEpCommParams(12, 5, 17, 130)
-    got = workspace_bytes(
-        ranks, params, extra_payload_bytes_per_token=7, eplb_stats_num_experts=12
-    )
+    got = workspace_bytes(ranks, params, extra_payload_bytes_per_token=7, eplb_stats_num_experts=12)
     assert made["bytes_per_rank"] == got
     assert made["bytes_all_ranks"] == ranks * got
 
@@ -112,7 +110,9 @@ def test_ranks_a_token_visits(ranks, remote):
     assert everywhere / others == pytest.approx(ranks / (ranks - 1))
 
 
-@pytest.mark.parametrize(("experts", "top_k", "ranks"), [(6, 2, 3), (8, 3, 2), (4, 4, 4), (4, 1, 1)])
+@pytest.mark.parametrize(
+    ("experts", "top_k", "ranks"), [(6, 2, 3), (8, 3, 2), (4, 4, 4), (4, 1, 1)]
+)
 def test_ranks_a_token_visits_is_the_mean_over_all_picks(experts, top_k, ranks):
     per_rank = experts // ranks
     counts = [

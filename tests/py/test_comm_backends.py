@@ -143,15 +143,13 @@ def test_store_of_processes(ranks):
 
 
 def late_rank(rank, store):
-    comm = TCPStoreBackend(store, rank, 3, timeout_sec=0.3)
+    comm = TCPStoreBackend(store, rank, 3, timeout_sec=2)
     if rank == 1:
         return None
     started = time.monotonic()
-    with pytest.raises(
-        moe_ep.MoEEpTimeoutError, match=r"within 0\.3 s, got nothing from ranks"
-    ) as e:
+    with pytest.raises(moe_ep.MoEEpTimeoutError, match=r"within 2 s, got nothing from ranks") as e:
         comm.allgather(rank)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20
     return e.value.ranks, e.value.phase
 
 

@@ -47,12 +47,7 @@ def own_pid(_seat):
     return os.getpid()
 
 
-def teams():
-    yield pytest.param("gloo", id="gloo")
-    yield pytest.param("socket", id="socket")
-
-
-@pytest.mark.parametrize("meeting", teams())
+@pytest.mark.parametrize("meeting", ["gloo", "socket"])
 def test_ranks_find_each_other_and_keep_their_state(meeting):
     if meeting == "socket":
         pytest.importorskip("moe_ep._core")
@@ -76,9 +71,10 @@ def test_ranks_find_each_other_and_keep_their_state(meeting):
     ],
 )
 def test_a_rank_that_fails_is_named_and_nothing_stays(work, said):
-    with pytest.raises(RankError) as caught, RankTeam(2) as team:
-        folder = Path(team._folder.name)
-        pids = team.run(own_pid)
+    team = RankTeam(2)
+    folder = Path(team._folder.name)
+    pids = team.run(own_pid)
+    with pytest.raises(RankError) as caught, team:
         team.run(work, 1, timeout=3.0)
     assert said in str(caught.value)
     assert set(caught.value.failures) == {1}

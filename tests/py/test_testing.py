@@ -51,9 +51,9 @@ def test_an_exception_names_its_rank(mode):
 
 def test_threads_have_a_deadline():
     started = time.monotonic()
-    with pytest.raises(RankError, match=r"rank 1: did not return within 0\.3 s"):
-        spawn_ranks(lambda rank: time.sleep(2 if rank == 1 else 0), 2, mode="threads", timeout=0.3)
-    assert time.monotonic() - started < 1.9
+    with pytest.raises(RankError, match=r"rank 1: did not return within \d"):
+        spawn_ranks(lambda rank: time.sleep(30 if rank == 1 else 0), 2, mode="threads", timeout=1)
+    assert time.monotonic() - started < 20
 
 
 def test_an_unknown_mode_is_refused():
@@ -142,8 +142,8 @@ def hang(context):
 
 def test_a_hung_rank_is_named_and_ended(pool):
     pool.run(what_it_knows, 0)
-    with pytest.raises(RankError, match=r"rank 1: did not return within 0\.5 s \(killed\)"):
-        pool.run(hang, timeout=0.5)
+    with pytest.raises(RankError, match=r"rank 1: did not return within 2\.\d s \(killed\)"):
+        pool.run(hang, timeout=2)
     assert len(pool.run(what_it_knows, 0)) == 3
 
 

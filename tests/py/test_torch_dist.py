@@ -101,6 +101,15 @@ def test_one_rank_needs_no_group():
     run_rounds(rank, [case, case.again(1, picks="void"), case.again(2, tokens=(0,), capacity=5)])
 
 
+def test_the_environment_says_nothing(monkeypatch):
+    """FR-150: rank and size come from the bootstrap alone."""
+    for name, value in {"RANK": "3", "WORLD_SIZE": "9", "LOCAL_RANK": "2"}.items():
+        monkeypatch.setenv(name, value)
+    instance = moe_ep.TorchDistAlltoAll(moe_ep.BootstrapConfig(1, 0), PARAMS)
+    result = instance.dispatch(torch.zeros(1, 16), torch.tensor([[0, 3]]))
+    assert result.recv_counts.tolist() == [1]
+
+
 def test_several_ranks_need_a_group():
     with pytest.raises(moe_ep.MoEEpError, match=r"TorchDistAlltoAll: 2 ranks need a process group"):
         moe_ep.TorchDistAlltoAll(moe_ep.BootstrapConfig(2, 0), PARAMS)
@@ -236,7 +245,7 @@ def test_extra_payloads_go_by_name(ranks):
 
 
 def late_peer(context):
-    group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=4))
     if context.rank > 1:
         return None
     rank = rank_of(context, (0, 1), group)

@@ -1,14 +1,9 @@
-"""Cases of a benchmark: sizes, routings, and the inputs that follow from a seed.
-
-Inputs depend on the case and the sender only, so that each rank can make those of all ranks and
-check what it received.
-"""
+"""Cases of a benchmark: sizes and routings."""
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import asdict, dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from ..config import QuantFormat
@@ -19,24 +14,13 @@ if TYPE_CHECKING:
 
     from ..config import MoEEpCommParams
 
-__all__ = ["LADDER", "Case", "Inputs", "RoutingName", "make_inputs", "visits"]
+__all__ = ["LADDER", "Case", "RoutingName"]
 
 LADDER = tuple(2**exponent for exponent in range(14))
 """Tokens per rank: 1, 2, 4, ..., 8192."""
 
-# Bits of an element without its share of scales.
-_VALUE_BITS = {
-    QuantFormat.BF16: 16,
-    QuantFormat.FP16: 16,
-    QuantFormat.FP8PerTensor: 8,
-    QuantFormat.DeepSeekFp8: 8,
-    QuantFormat.MXFP8: 8,
-    QuantFormat.NVFP4: 4,
-    QuantFormat.MXFP4: 4,
-}
 
-
-class RoutingName(str, Enum):
+class RoutingName(StrEnum):
     """How picks are drawn.
 
     ``random``: uniformly, without repetition. ``perfect``: in turn over ranks and experts, so that
@@ -148,89 +132,3 @@ class Case:
     def as_dict(self) -> dict[str, Any]:
         """Fields by name."""
         return asdict(self)
-
-
-@dataclass
-class Inputs:
-    """What one rank sends.
-
-    Parameters
-    ----------
-    hidden_states
-        [T, *] rows: numbers of the case's dtype, or bytes of a quantised format.
-    topk_ids, topk_weights
-        [T, K] int32 and float32.
-    scales
-        [T, *] bytes of scale factors, or None.
-    """
-
-    hidden_states: torch.Tensor
-    topk_ids: torch.Tensor
-    topk_weights: torch.Tensor
-    scales: torch.Tensor | None
-
-    def payloads(self) -> list[torch.Tensor]:
-        """All tensors that travel row by row."""
-        tensors = [self.hidden_states, self.topk_ids, self.topk_weights]
-        return tensors if self.scales is None else [*tensors, self.scales]
-
-
-def _generator(case: Case, *key: object) -> torch.Generator:
-    import torch
-
-    sizes = (case.num_tokens, case.hidden_size, case.top_k, case.num_experts)
-    text = repr((case.seed, case.routing.value, sizes, key))
-    return torch.Generator().manual_seed(zlib.crc32(text.encode()))
-
-
-def make_inputs(case: Case, rank: int) -> Inputs:
-    """Inputs of rank `rank`."""
-    import torch
-
-    generator = _generator(case, "inputs", rank)
-    ids = _draw_picks(case, rank, generator)
-    weights = torch.rand(ids.shape, generator=generator)
-    hidden, scales = _draw_rows(case, generator)
-    return Inputs(hidden, ids, weights, scales)
-
-
-def _draw_rows(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
-    import torch
-
-    if case.quant_format is None:
-        shape = (case.num_tokens, case.hidden_size)
-        return torch.randn(shape, generator=generator, dtype=case.torch_dtype), None
-    value_bytes = -(-case.hidden_size * _VALUE_BITS[case.quant_format] // 8)
-    scale_bytes = case.payload_bytes - value_bytes
-
-    def draw(width: int) -> torch.Tensor:
-        shape = (case.num_tokens, width)
-        return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-
-    return draw(value_bytes), draw(scale_bytes) if scale_bytes else None
-
-
-def _draw_picks(case: Case, rank: int, generator: torch.Generator) -> torch.Tensor:
-    """[T, K] int32 expert ids, no expert twice in a row."""
-    import torch
-
-    shape = (case.num_tokens, case.num_experts)
-    if case.routing is RoutingName.perfect:
-        first = rank * case.num_tokens * case.top_k
-        slots = torch.arange(first, first + case.num_tokens * case.top_k)
-        owner = slots % case.world_size
-        per_rank = case.num_experts // case.world_size
-        ids = owner * per_rank + slots // case.world_size % per_rank
-        return ids.view(case.num_tokens, case.top_k).int()
-    # The largest of log(chance) + Gumbel noise are a draw without repetition.
-    noise = -(-torch.rand(shape, generator=generator).clamp_min(1e-12).log()).log()
-    if case.routing is RoutingName.skewed:
-        noise -= torch.arange(1, case.num_experts + 1).log()
-    return noise.topk(case.top_k, dim=1).indices.int()
-
-
-def visits(case: Case, topk_ids: torch.Tensor) -> torch.Tensor:
-    """[T, R] bool: whether a token goes to a rank."""
-    owners = topk_ids.long() // (case.num_experts // case.world_size)
-    goes_to = owners.new_zeros((len(owners), case.world_size)).bool()
-    return goes_to.scatter_(1, owners, True)

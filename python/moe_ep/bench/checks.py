@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import MoEEpError
-from .cases import make_inputs, visits
+from .inputs import make_inputs, visits
 
 if TYPE_CHECKING:
     import torch
 
     from ..config import MoEEpDispatchResult
-    from .cases import Case, Inputs
+    from .cases import Case
+    from .inputs import Inputs
 
 __all__ = ["CheckError", "Expectation", "check_combine", "check_dispatch", "make_expert_rows"]
 
@@ -60,7 +61,7 @@ class Expectation:
 
 
 def _select(sent: Inputs, tokens: torch.Tensor) -> Inputs:
-    from .cases import Inputs
+    from .inputs import Inputs
 
     return Inputs(
         sent.hidden_states[tokens],

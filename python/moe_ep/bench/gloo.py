@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .cases import visits
 from .checks import CheckError, check_combine, make_expert_rows
+from .inputs import visits
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from .cases import Inputs
     from .checks import Expectation
+    from .inputs import Inputs
 
 __all__ = ["GlooStep", "GlooWire"]
 

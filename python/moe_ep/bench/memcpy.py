@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import torch
 
     from ..comm.protocol import CommBackend
-    from .cases import Inputs
     from .checks import Expectation
+    from .inputs import Inputs
 
 __all__ = ["MemcpyStep"]
 
@@ -64,13 +64,11 @@ class MemcpyStep:
             self._offsets.append(_round_up(self._offsets[-1] + rows * width))
         self._slice_bytes = self._offsets[-1]
         self._segment = _map_shared(comm, case.world_size * self._slice_bytes)
-        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._segment))
-        own = memoryview(self._segment)[self._start(expected.rank) :][: self._slice_bytes]
-        own[:] = bytes(len(own))  # the first to touch a page has it near
-        own.release()
-        self._scratch = mmap.mmap(-1, _round_up(case.num_tokens * case.combine_row_bytes))
-        external = rows * case.combine_row_bytes if not case.is_in_place else 1
-        self._external = mmap.mmap(-1, _round_up(external))
+        self._base = _address(self._segment)
+        # The first to touch a page has it near.
+        ctypes.memset(self._base + self._start(expected.rank), 0, self._slice_bytes)
+        self._scratch = _map_private(case.num_tokens * case.combine_row_bytes)
+        self._external = _map_private(0 if case.is_in_place else rows * case.combine_row_bytes)
         self._dispatch_copies = self._list_dispatch(payloads, widths)
         self._combine_copies = self._list_combine()
         # One at the start of each slice.
@@ -103,11 +101,11 @@ class MemcpyStep:
         region = len(self._offsets) - 2
         copies = []
         if not case.is_in_place:
-            external = ctypes.addressof(ctypes.c_char.from_buffer(self._external))
+            external = _address(self._external)
             for src, count in enumerate(self._expected.rows_from):
                 block = src * case.num_tokens * width
                 copies.append((self._region(me, region) + block, external + block, count * width))
-        scratch = ctypes.addressof(ctypes.c_char.from_buffer(self._scratch))
+        scratch = _address(self._scratch)
         for dst, count in enumerate(self._expected.rows_to):
             block = self._region(dst, region) + me * case.num_tokens * width
             copies.append((scratch, block, count * width))
@@ -141,7 +139,7 @@ class MemcpyStep:
         CheckError
             They have not.
         """
-        from .cases import make_inputs
+        from .inputs import make_inputs
 
         self.wait()
         self.dispatch()
@@ -168,6 +166,17 @@ class MemcpyStep:
 
 def _round_up(num_bytes: int) -> int:
     return -(-num_bytes // _PAGE) * _PAGE
+
+
+def _address(memory: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _map_private(num_bytes: int) -> mmap.mmap:
+    """Memory of this process that has been written to: untouched pages would all be one."""
+    memory = mmap.mmap(-1, _round_up(max(num_bytes, 1)))
+    ctypes.memset(_address(memory), 1, len(memory))
+    return memory
 
 
 def _map_shared(comm: CommBackend, num_bytes: int) -> mmap.mmap:

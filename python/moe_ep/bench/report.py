@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import subprocess
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,22 +26,27 @@ SCHEMA = 1
 
 def describe_run() -> dict[str, Any]:
     """What all rows of a run share: revision, machine, time."""
-    import torch
-
     from ..machine.cpu import cpu_model
     from ..version import version
 
     return {
         "schema": SCHEMA,
-        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": version(),
         "git": _git_revision(),
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "gpu": None,
         "kernel": os.uname().release,
-        "torch": torch.__version__,
+        "torch": _torch_version(),
     }
+
+
+def _torch_version() -> str | None:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _git_revision() -> str | None:

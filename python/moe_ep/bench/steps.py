@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import torch
 
     from ..communication import MoEEpCommunication
-    from .cases import Inputs
     from .checks import Expectation
+    from .inputs import Inputs
 
 __all__ = ["LibraryStep"]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..launch import open_communication
-from .cases import make_inputs
 from .checks import Expectation
 from .gloo import GlooStep, GlooWire
+from .inputs import make_inputs
 from .memcpy import MemcpyStep
 from .steps import LibraryStep
 from .timing import Samples, agree_iterations, time_steps

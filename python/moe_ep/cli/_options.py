@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-class DtypeName(str, Enum):
+class DtypeName(StrEnum):
     """Token dtypes."""
 
     bf16 = "bf16"
@@ -35,7 +35,7 @@ class DtypeName(str, Enum):
     fp32 = "fp32"
 
 
-class FormatName(str, Enum):
+class FormatName(StrEnum):
     """Quantised dispatch formats."""
 
     BF16 = "BF16"

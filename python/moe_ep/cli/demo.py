@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..limits import MAX_TIMEOUT_SEC
 from ._console import console, failures_reported, format_bytes, format_us, progress_bar
 from ._options import (
     BackendOption,
@@ -43,6 +44,9 @@ def demo(
     seed: Annotated[int, typer.Option(help="Of weights and tokens.", min=0)] = 0,
     dtype: Annotated[DtypeName, typer.Option(help="Element type of tokens.")] = DtypeName.bf16,
     threads: Annotated[int, typer.Option(help="Threads of a rank.", min=1, max=1024)] = 1,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds for one step of all ranks.", min=1, max=MAX_TIMEOUT_SEC)
+    ] = 120.0,
 ) -> None:
     """Run a mixture-of-experts layer over ranks and check it against the dense layer.
 
@@ -58,7 +62,7 @@ def demo(
         experts = ranks * max(_MIN_EXPERTS_PER_RANK, -(-top_k // ranks))
     check_experts(experts, ranks, top_k)
     shape = LayerShape(hidden, 2 * hidden, experts, top_k, dtype.value, seed)
-    spec = DemoSpec(shape, ranks, tokens, steps, backend, threads)
+    spec = DemoSpec(shape, ranks, tokens, steps, backend, threads, timeout)
     with failures_reported(), progress_bar() as progress:
         task = progress.add_task(f"{ranks} ranks", total=steps + 1)
         result = run_demo(spec, lambda: progress.advance(task))

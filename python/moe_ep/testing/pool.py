@@ -19,8 +19,7 @@ from .functions import Call
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
-
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["RankContext", "RankPool"]
 
@@ -70,6 +69,8 @@ class RankPool:
         Modules that the fork server imports once for all.
     timeout
         Seconds for one call, if the call gives no other.
+    start_timeout
+        Seconds for the start of the processes, which the first call waits for besides.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class RankPool:
         start_method: str = "spawn",
         preload: Sequence[str] = (),
         timeout: float = 60.0,
+        start_timeout: float = 100.0,
     ) -> None:
         if start_method not in ("spawn", "forkserver"):
             raise ValueError(
@@ -93,6 +95,7 @@ class RankPool:
         if preload:
             self._context.set_forkserver_preload(list(preload))
         self._timeout = timeout
+        self._start_timeout = start_timeout
         self._members: list[_Member] = []
 
     @property
@@ -135,9 +138,9 @@ class RankPool:
             A rank raised, died, or did not return in time.
         """
         call = pickle.dumps((list(sys.path), Call.of(fn, args)))
-        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         if not self._members:
-            self._start(deadline)
+            self._start()
+        deadline = time.monotonic() + (self._timeout if timeout is None else timeout)
         chosen = list(range(self._world_size) if ranks is None else ranks)
         for rank in chosen:
             self._send(self._members[rank], call)
@@ -168,7 +171,8 @@ class RankPool:
         except OSError:
             member.is_lost = True  # its end is found, and named, when its reply is waited for
 
-    def _start(self, deadline: float) -> None:
+    def _start(self) -> None:
+        deadline = time.monotonic() + self._start_timeout
         arguments = self._setup_args() if callable(self._setup_args) else self._setup_args
         setup = None if self._setup is None else Call.of(self._setup, arguments)
         for rank in range(self._world_size):

@@ -76,7 +76,8 @@ def _run_threads(
             text = "".join(traceback.format_exception(error))
             failures[rank] = Failure(f"{type(error).__name__}: {error}", text, error)
 
-    deadline = time.monotonic() + timeout
+    started = time.monotonic()
+    deadline = started + timeout
     threads = [
         # Daemons, so that one that hangs does not keep the process alive.
         threading.Thread(target=work, args=(rank,), name=f"rank {rank}", daemon=True)
@@ -90,7 +91,8 @@ def _run_threads(
             deadline = min(deadline, time.monotonic() + GRACE_SEC)
     for rank, thread in enumerate(threads):
         if thread.is_alive():
-            failures.setdefault(rank, Failure(f"did not return within {timeout:.1f} s"))
+            elapsed = time.monotonic() - started
+            failures.setdefault(rank, Failure(f"did not return within {elapsed:.1f} s"))
     if failures:
         raise RankError(failures)
     return [results[rank] for rank in range(world_size)]

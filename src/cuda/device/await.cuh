@@ -1,14 +1,14 @@
-// What the waits of a block's threads for many peers have in common.
+// What waits for several peers have in common.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/device/memory.cuh"
+#include "cuda/device/status.cuh"
+#include "cuda/device/vector.cuh"
 #include "protocol/wait.hpp"
 
 namespace moe_ep::cuda {
-
-inline constexpr int kMissingWords = kMaxRanks / 32;
 
 // A RankMask in shared memory, where a rank may index it (and where nothing may be initialised).
 struct SharedMask {
@@ -17,42 +17,61 @@ struct SharedMask {
   __device__ __forceinline__ bool test(std::int32_t rank) const {
     return (words[rank / 64] >> (rank % 64) & 1) != 0;
   }
+  __device__ __forceinline__ void set(std::int32_t rank) {
+    atomicOr(reinterpret_cast<unsigned long long*>(&words[rank / 64]), 1ull << (rank % 64));
+  }
+  __device__ __forceinline__ bool empty() const {
+    return (words[0] | words[1] | words[2] | words[3]) == 0;
+  }
 };
 
-// The status of a wait that `missing` (shared memory, one bit a rank) let run out.
-__device__ inline protocol::StepStatus timeout_status(const std::uint32_t* missing, Phase phase,
-                                                      Epoch epoch) {
-  protocol::StepStatus status;
-  status.result = protocol::StepResult::kTimeout;
-  status.phase = phase;
-  status.epoch = epoch;
-  for (int word = 0; word < kRankMaskWords; ++word) {
-    status.missing.words[word] =
-        static_cast<std::uint64_t>(missing[2 * word + 1]) << 32 | missing[2 * word];
+// One bit of a mask in global memory.
+__device__ __forceinline__ bool test_rank(const RankMask* mask, std::int32_t rank) {
+  return (mask->words[rank / 64] >> (rank % 64) & 1) != 0;
+}
+
+// What the waits of a block for many peers come to. One thread or warp a peer adds to it; after a
+// barrier one thread says it (report).
+struct BlockOutcome {
+  SharedMask missing;
+  std::int32_t first_bad;  // lowest peer that said something wrong
+
+  // A barrier must follow.
+  __device__ __forceinline__ void clear() {
+    if (threadIdx.x < kRankMaskWords) missing.words[threadIdx.x] = 0;
+    if (threadIdx.x == 0) first_bad = kMaxRanks;
   }
-  return status;
+};
+
+// A warp whose lanes waited for one peer each: records those for whom `late` holds.
+__device__ inline void record_late(protocol::SliceHeader* header, FailureRecord* record,
+                                   Phase phase, Epoch epoch, std::int32_t peer, bool late) {
+  RankMask missing;
+#pragma unroll
+  for (int half = 0; half < 2 * kRankMaskWords; ++half) {
+    const std::uint32_t bits =
+        __reduce_or_sync(~0u, late && peer / 32 == half ? 1u << (peer % 32) : 0u);
+    missing.words[half / 2] |= static_cast<std::uint64_t>(bits) << (half % 2 * 32);
+  }
+  if (lane_id() == 0) record_timeout(header, record, phase, epoch, missing);
 }
 
-__device__ __forceinline__ void set_missing(std::uint32_t* missing, std::int32_t peer) {
-  atomicOr(&missing[peer / 32], 1u << peer % 32);
-}
-
-__device__ __forceinline__ bool any_missing(const std::uint32_t* missing) {
-  std::uint32_t any = 0;
-  for (int word = 0; word < kMissingWords; ++word) any |= missing[word];
-  return any != 0;
-}
-
-// Before a wait: nobody is missing, nobody said anything wrong. A barrier must follow.
-__device__ __forceinline__ void clear_missing(std::uint32_t* missing, std::int32_t& first_bad) {
-  if (threadIdx.x < kMissingWords) missing[threadIdx.x] = 0;
-  if (threadIdx.x == 0) first_bad = kMaxRanks;
+// Waits until the tagged word at `flag` carries `epoch`; returns whether it did, and what it
+// announces. A step's words are compared for equality: words of chunks may be very old.
+__device__ __forceinline__ bool await_tag(DeviceMemory& memory, std::uint32_t* flag, Epoch epoch,
+                                          std::uint64_t deadline, std::uint32_t& value) {
+  std::uint64_t word = 0;
+  const bool arrived = protocol::wait_until(memory, deadline, [&] {
+    word = load_acquire(tagged_word(flag));
+    return tag_of(word) == epoch;
+  });
+  value = value_of(word);
+  return arrived;
 }
 
 // Counts a block that has done its part, with everything its threads wrote before. True in the last
-// one of the grid, which then sees what the others wrote.
+// one of the grid, which then sees what the others wrote. A barrier must come before.
 __device__ __forceinline__ bool arrive_last(std::int32_t& is_last, std::uint32_t* counter) {
-  __syncthreads();
   if (gridDim.x == 1) return true;
   if (threadIdx.x == 0) {
     fence_sys();  // with the barrier: rows of the whole block before the count

@@ -27,26 +27,47 @@ struct StepState {
   }
 };
 
-// The mask of a dispatch: the caller's words, wherever they are.
-__device__ __forceinline__ RankMask load_mask(const RankMask* default_mask,
-                                              const RankMask& params_mask) {
-  RankMask mask;
-#pragma unroll
-  for (int word = 0; word < kRankMaskWords; ++word) {
-    mask.words[word] = default_mask != nullptr ? default_mask->words[word] : params_mask.words[word];
-  }
-  return mask;
-}
-
-// One thread. `status` must not be ok.
-__device__ inline void record_failure(protocol::SliceHeader* header, FailureRecord* record,
-                                      const protocol::StepStatus& status) {
+// One thread. `describe(status)` fills in what there is to say, straight into the record.
+template <class Describe>
+__device__ __forceinline__ void record_failure(protocol::SliceHeader* header,
+                                               FailureRecord* record,
+                                               protocol::StepResult result, Phase phase,
+                                               Epoch epoch, Describe&& describe) {
   if (atomicCAS(&header->failed, 0u, 1u) != 0u || record == nullptr) return;
-  record->status = status;
+  record->status.result = result;
+  record->status.phase = phase;
+  record->status.epoch = epoch;
+  describe(record->status);
   store_release(&record->state, FailureRecord::kRecorded);  // pairs with the host's look at it
 }
 
-// What one peer's wait came to, so that a block can put together what all of them did.
-enum class Arrival : std::uint32_t { kNotAwaited, kArrived, kMissing, kMismatch, kCorrupt };
+// One thread: `missing` (RankMask or SharedMask) did not come in time.
+template <class Mask>
+__device__ __forceinline__ void record_timeout(protocol::SliceHeader* header,
+                                               FailureRecord* record, Phase phase, Epoch epoch,
+                                               const Mask& missing) {
+  record_failure(header, record, protocol::StepResult::kTimeout, phase, epoch,
+                 [&](protocol::StepStatus& status) {
+#pragma unroll
+                   for (int word = 0; word < kRankMaskWords; ++word) {
+                     status.missing.words[word] = missing.words[word];
+                   }
+                 });
+}
+
+// One thread: `peer` announced `got` where this rank expects `want`.
+__device__ __forceinline__ void record_difference(protocol::SliceHeader* header,
+                                                  FailureRecord* record,
+                                                  protocol::StepResult result, Phase phase,
+                                                  Epoch epoch, std::int32_t peer,
+                                                  std::int32_t field, std::int64_t want,
+                                                  std::int64_t got) {
+  record_failure(header, record, result, phase, epoch, [&](protocol::StepStatus& status) {
+    status.peer = peer;
+    status.field = field;
+    status.want = want;
+    status.got = got;
+  });
+}
 
 }  // namespace moe_ep::cuda

@@ -17,6 +17,8 @@ CombineVariant variant_for(std::int32_t format, bool fp8, bool wide, bool quanti
 std::uint64_t bits_of(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
 std::uint64_t bits_of(std::int64_t value) { return static_cast<std::uint64_t>(value); }
 
+constexpr std::int64_t kMaxUnits = std::int64_t{1} << 30;  // numbered in 32 bits
+
 constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t by) {
   return (value + by - 1) / by;
 }
@@ -53,6 +55,7 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   args.finite_only = fp8_asked && !fp8;
   args.wire_stride = fp8 ? ceil_div(wire_bytes, 16) * 16 : params.row_bytes;
   args.landing_begin = workspace.layout.combine + protocol::align_up(rows * params.row_bytes);
+  args.landing_end = workspace.layout.slice_bytes / protocol::kAlign * protocol::kAlign;
   args.chunk_shift = chunk_shift(wire_bytes, tuning.chunk_bytes);
   args.num_tiles =
       static_cast<std::int32_t>(ceil_div(params.tokens_per_rank, args.chunk_rows()));
@@ -91,6 +94,10 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
     args.rounds_per_unit = static_cast<std::int32_t>(num_rounds);
   }
   args.units_per_token = static_cast<std::int32_t>(ceil_div(num_rounds, args.rounds_per_unit));
+  if (static_cast<std::int64_t>(params.num_tokens) * args.units_per_token > kMaxUnits) {
+    args.rounds_per_unit = static_cast<std::int32_t>(num_rounds);
+    args.units_per_token = 1;
+  }
   if (!args.push) {
     const std::int64_t sums = ceil_div(
         static_cast<std::int64_t>(params.num_tokens) * args.units_per_token, kWarps);

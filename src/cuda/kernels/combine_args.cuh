@@ -30,7 +30,8 @@ struct CombineArgs {
   std::int32_t rounds_per_unit = 1;  // of a warp's share of a token's sum
   std::int32_t units_per_token = 1;
   std::int64_t wire_stride = 0;    // distance of rows where they land
-  std::int64_t landing_begin = 0;  // offset of the room for them in the own slice
+  std::int64_t landing_begin = 0;  // offsets of the room for them in the own slice
+  std::int64_t landing_end = 0;
 
   MOE_EP_HD std::int32_t chunk_rows() const { return 1 << chunk_shift; }
   // This rank's expert output for row `row` of block `src`, as the caller left it.
@@ -47,20 +48,21 @@ struct CombineArgs {
   }
 };
 
+// In shared memory. Steps that neither push nor place rows use only `sources` and `is_last`.
 struct CombineTables {
-  std::uint64_t deadline;
-  protocol::Epoch epoch;
   const std::byte* sources[kMaxBlockThreads / kWarp][kMaxTopK];  // of each warp's token
   std::int64_t landing_in[kMaxRanks];   // where peers push to, in the own slice; -1: they do not
   std::int64_t landing_out[kMaxRanks];  // where this rank pushes to, in a peer's slice; -1: it pulls
   std::int32_t recv_counts[kMaxRanks];
-  std::int32_t send_counts[kMaxRanks];
-  std::uint32_t placed[kMaxRanks / 32];  // ranks whose rows need no chunk flags
   SharedMask active;
-  std::uint32_t missing[kMaxRanks / 32];
-  std::int32_t first_bad;
+  SharedMask placed;  // ranks whose rows need no chunk flags
   std::int32_t is_last;
-  std::int32_t failed;  // a wait of this block ran out
+};
+
+// What every thread knows of the step.
+struct CombineStep {
+  protocol::Epoch epoch;
+  std::uint64_t deadline;
 };
 
 }  // namespace moe_ep::cuda

@@ -21,29 +21,31 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
   extern __shared__ float scales[];
   const protocol::CombineParams& params = args.params;
   protocol::SliceHeader* header = params.workspace.header();
+  const auto block = static_cast<std::int32_t>(blockIdx.x);
+  const auto num_blocks = static_cast<std::int32_t>(gridDim.x);
+  const bool last_warp = warp_id() == num_warps() - 1;
   if (args.early) launch_dependents();
   wait_for_producers();
   const StepState state = StepState::load(header);
-  const auto block = static_cast<std::int32_t>(blockIdx.x);
-  const auto num_blocks = static_cast<std::int32_t>(gridDim.x);
+  const CombineStep step{state.epoch, clock_ns() + params.timeout_ns};
 
-  load_tables(tables, args, state.epoch);
-  if (__syncthreads_or(state.failed)) return;  // also if a thread saw it that another did not
-  if (args.ask_landing) share_landing(tables, args);
-  if (block == 0) announce(tables, args);
+  if (args.push || args.place) {
+    load_tables(tables, args);
+    if (__syncthreads_or(state.failed)) return;  // also if a thread saw it that another did not
+    if (args.ask_landing) share_landing(tables, args);
+  } else if (state.failed) {
+    return;  // the same in a warp, and no barrier follows
+  }
+  if (block == 0 && last_warp) announce(tables, args, step.epoch);
   if constexpr (Quantised) clear_scale_padding(args.output, params.num_tokens, params.elements);
+  if (args.push && __syncthreads_or(last_warp && !await_entries(tables, args, step))) return;
 
   // Push: a tile is sent, one behind it is summed. Pull: all tiles are sent, then everything is
   // summed, neighbouring units on different multiprocessors, so that a small step is spread out.
   const std::int32_t behind = args.lag * num_blocks;
-  bool entered = false;
   for (std::int32_t tile = block;; tile += num_blocks) {
     const bool send = (args.push || args.place) && tile < args.num_tiles;
-    if (!entered && (args.push || !send)) {
-      if (!await_entries(tables, args)) return;
-      entered = true;
-    }
-    if (send) send_tile<Codec, Fp8, Wide>(tables, args, tile, scales);
+    if (send) send_tile<Codec, Fp8, Wide>(tables, args, step.epoch, tile, scales);
     SumShare share;
     if (args.push) {
       share.first_token = (tile - behind) << args.chunk_shift;
@@ -57,20 +59,26 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
       share.warp = warp_id() * num_blocks + block;
       share.num_warps = num_warps() * num_blocks;
     }
-    sum_tokens<Sum>(tables, args, share);
+    sum_tokens<Sum>(tables, args, step, share);
     if (args.push ? tile + num_blocks >= args.num_tiles + behind : !send) break;
   }
-  if (!args.push) return;
+  if (!args.push) {
+    // One warp awaits also those who have no row for this rank: the step ends with all of them.
+    if (block == 0 && last_warp) await_entries(tables, args, step);
+    return;
+  }
+  __syncthreads();
   if (!arrive_last(tables.is_last, &header->combine_arrivals)) return;
   if (threadIdx.x == 0) {
     header->combine_arrivals = 0;
     header->drain = 1;
   }
-  for_each_peer(tables, params.workspace, [&](std::int32_t peer) {
+  for (std::int32_t peer = static_cast<std::int32_t>(threadIdx.x);
+       peer < params.workspace.layout.num_ranks; peer += static_cast<std::int32_t>(blockDim.x)) {
+    if (peer == params.workspace.rank || !tables.active.test(peer)) continue;
     // Pairs with drain_peers in the peer's next dispatch: this rank has read what was pushed.
-    store_release(&params.workspace.line(peer, params.workspace.rank)->done_flag,
-                  tables.epoch);
-  });
+    store_release(&params.workspace.line(peer, params.workspace.rank)->done_flag, step.epoch);
+  }
 }
 
 template <class Codec, bool Fp8, bool Wide>

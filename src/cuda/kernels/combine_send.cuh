@@ -63,7 +63,7 @@ __device__ __forceinline__ void send_rows(const CombineArgs& args, const TileTar
 // rotated order, so that not all ranks write to the same one.
 template <class Codec, bool Fp8, bool Wide>
 __device__ __forceinline__ void send_tile(CombineTables& tables, const CombineArgs& args,
-                                          std::int32_t tile, float* scales) {
+                                          Epoch epoch, std::int32_t tile, float* scales) {
   const protocol::Workspace& workspace = args.params.workspace;
   const std::int32_t num_ranks = workspace.layout.num_ranks;
   const std::int32_t first = tile << args.chunk_shift;
@@ -89,7 +89,7 @@ __device__ __forceinline__ void send_tile(CombineTables& tables, const CombineAr
     if (peer == workspace.rank) continue;
     if (tile_target(tables, args, peer, tile).rows == nullptr) continue;
     fence_sys();  // with the barrier: rows of the whole block before the flag
-    store_relaxed(args.chunk(peer, workspace.rank, tile), tables.epoch);  // pairs with await_chunks
+    store_relaxed(args.chunk(peer, workspace.rank, tile), epoch);  // pairs with find_sources
   }
 }
 

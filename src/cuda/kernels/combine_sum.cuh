@@ -19,18 +19,31 @@ struct TokenSources {
   std::int32_t own = -1;   // which of them is this rank's own row, not in wire form
 };
 
-// Fills the warp's list of a token's rows. Waits for those that come in chunks.
+// Whether a peer's rows come in chunks: as its entry said. False in `ok` if it did not come or
+// combines otherwise, which await_entries records.
+__device__ __forceinline__ bool comes_in_chunks(const CombineArgs& args, const CombineStep& step,
+                                                std::int32_t peer, bool& ok) {
+  const protocol::Workspace& workspace = args.params.workspace;
+  DeviceMemory memory{&workspace.header()->failed};
+  std::uint32_t code = 0;
+  // Pairs with announce.
+  ok = await_tag(memory, &workspace.line(workspace.rank, peer)->combine_flag, step.epoch,
+                 step.deadline, code) &&
+       (code & ~protocol::kRowsPlaced) ==
+           protocol::combine_code(args.params.row_bytes, args.params.format);
+  return (code & protocol::kRowsPlaced) == 0;
+}
+
+// Fills the warp's list of a token's rows. Waits for those that are not there yet.
 __device__ inline TokenSources find_sources(CombineTables& tables, const CombineArgs& args,
-                                            std::int32_t token) {
+                                            const CombineStep& step, std::int32_t token) {
   const protocol::Workspace& workspace = args.params.workspace;
   const protocol::Hop* hops = workspace.hops(token);
   const std::int32_t capacity = workspace.layout.hops_per_token();
   const std::int32_t me = workspace.rank;
   const std::byte** list = tables.sources[warp_id()];
-  const Epoch epoch = tables.epoch;
   DeviceMemory memory{&workspace.header()->failed};
   TokenSources found;
-  bool all_arrived = true;
   __syncwarp();  // the list's last readers are done
   for (std::int32_t first = 0; first < capacity; first += kWarp) {
     const std::int32_t index = first + lane_id();
@@ -40,36 +53,31 @@ __device__ inline TokenSources find_sources(CombineTables& tables, const Combine
     const bool mine = lane_id() < here;
     const std::uint32_t owns = __ballot_sync(~0u, mine && hop.rank == me);
     if (owns != 0) found.own = first + __ffs(static_cast<int>(owns)) - 1;
-    if (mine) {
-      const bool lands = hop.rank != me && tables.landing_in[hop.rank] >= 0;
-      const bool placed = (tables.placed[hop.rank / 32] >> hop.rank % 32 & 1) != 0;
-      if (hop.rank == me) {
-        list[index] = args.own_row(me, hop.row);
-      } else if (lands) {
-        list[index] =
-            workspace.own() + tables.landing_in[hop.rank] + hop.row * args.wire_stride;
-      } else {
-        list[index] = args.params.row(hop.rank, me, hop.row);
-      }
-      if (hop.rank != me && (lands || !placed)) {
+    bool late = false;
+    bool ok = true;
+    if (mine && hop.rank == me) {
+      list[index] = args.own_row(me, hop.row);
+    } else if (mine) {
+      const bool lands = args.push && tables.landing_in[hop.rank] >= 0;
+      list[index] = lands ? workspace.own() + tables.landing_in[hop.rank] +
+                                hop.row * args.wire_stride
+                          : args.params.row(hop.rank, me, hop.row);
+      const bool chunks = args.push ? lands || !tables.placed.test(hop.rank)
+                                    : comes_in_chunks(args, step, hop.rank, ok);
+      if (ok && chunks) {
         const std::uint32_t* flag = args.chunk(me, hop.rank, hop.row >> args.chunk_shift);
         // Pairs with send_tile.
-        if (!protocol::wait_until(memory, tables.deadline, [&] { return load_acquire(flag) == epoch; })) {
-          set_missing(tables.missing, hop.rank);
-          all_arrived = false;
-        }
+        late = !protocol::wait_until(memory, step.deadline,
+                                     [&] { return load_acquire(flag) == step.epoch; });
       }
+    }
+    if (__any_sync(~0u, late || !ok)) {
+      record_late(workspace.header(), args.record, Phase::kCombine, step.epoch, hop.rank, late);
+      found.count = -1;
+      return found;
     }
     found.count += here;
     if (ends != 0) break;
-  }
-  if (!__all_sync(~0u, all_arrived)) {
-    if (lane_id() == 0) {
-      tables.failed = 1;
-      record_failure(workspace.header(), args.record,
-                     timeout_status(tables.missing, Phase::kCombine, epoch));
-    }
-    found.count = -1;
   }
   __syncwarp();  // the list is complete; every lane sees what the flags announced
   return found;
@@ -212,18 +220,15 @@ struct SumShare {
 
 template <class Sum>
 __device__ __forceinline__ void sum_tokens(CombineTables& tables, const CombineArgs& args,
-                                           const SumShare& share) {
-  const std::int64_t num_units = static_cast<std::int64_t>(share.num_tokens) * args.units_per_token;
+                                           const CombineStep& step, const SumShare& share) {
+  const std::int32_t num_units = share.num_tokens * args.units_per_token;
   const std::int32_t unit_elements = args.rounds_per_unit * Sum::kRound;
-  for (std::int64_t unit = share.warp; unit < num_units; unit += share.num_warps) {
-    if (*static_cast<volatile std::int32_t*>(&tables.failed) != 0) return;
-    const auto local = static_cast<std::int32_t>(unit / args.units_per_token);
-    const auto part = static_cast<std::int32_t>(unit - static_cast<std::int64_t>(local) *
-                                                           args.units_per_token);
+  for (std::int32_t unit = share.warp; unit < num_units; unit += share.num_warps) {
+    const std::int32_t local = unit / args.units_per_token;
     const std::int32_t token = share.first_token + local;
-    const TokenSources found = find_sources(tables, args, token);
+    const TokenSources found = find_sources(tables, args, step, token);
     if (found.count < 0) return;
-    const std::int32_t begin = part * unit_elements;
+    const std::int32_t begin = (unit - local * args.units_per_token) * unit_elements;
     const std::int32_t end = min(begin + unit_elements, args.params.elements);
     for (std::int32_t first = begin; first < end; first += Sum::kRound) {
       Sum::add_round(args, tables.sources[warp_id()], found, token, first);

@@ -1,4 +1,4 @@
-// The one argument of the dispatch kernels and the tables its blocks share.
+// The one argument of the dispatch kernels and the tables their blocks share.
 #pragma once
 
 #include "cuda/device/await.cuh"
@@ -16,17 +16,24 @@ struct DispatchArgs {
   std::int32_t tokens_per_block = 1;
   std::int32_t batch_tokens = kWarp;  // routed at once
   std::int32_t hops_per_token = 1;    // the most that a token can have
-  // Pieces of a token's rows, all payloads one after another; payload p has those from
-  // first_piece[p] to first_piece[p + 1].
-  std::int32_t first_piece[kMaxPayloads + 1] = {};
+  std::int32_t num_pieces = 0;        // of a token's rows, all payloads one after another
+  std::int32_t first_piece[kMaxPayloads] = {};
   std::int32_t width[kMaxPayloads] = {};
   bool early = false;
 
-  MOE_EP_HD std::int32_t num_pieces() const { return first_piece[params.num_payloads]; }
+  MOE_EP_HD const RankMask* mask() const {
+    return default_mask != nullptr ? default_mask : &params.active;
+  }
 };
 
-inline constexpr int kRouteGroups = 8;     // groups of 32 tokens in a batch, at most
-inline constexpr int kRouteHops = 2048;    // hops of a batch, at most
+inline constexpr int kRouteGroups = 8;   // groups of 32 tokens in a batch, at most
+inline constexpr int kRouteHops = 2048;  // hops of a batch, at most
+
+struct AwaitTables {
+  SharedMask active;  // of this step
+  BlockOutcome outcome;
+  std::int32_t is_last;
+};
 
 struct RouteTables {
   std::int32_t next_row[kMaxRanks];  // of the block's next token at each rank
@@ -34,12 +41,6 @@ struct RouteTables {
   std::int32_t first_row[kRouteGroups][kMaxRanks];  // of each group at each rank
   protocol::Hop hops[kRouteHops];
   std::int32_t num_hops[kRouteGroups * kWarp];
-  SharedMask active;  // of this step
-  // Of a block that awaits peers.
-  SharedMask awaited;
-  std::uint32_t missing[kMaxRanks / 32];
-  std::int32_t first_bad;
-  std::int32_t is_last;
 };
 
 }  // namespace moe_ep::cuda

@@ -9,20 +9,23 @@ namespace moe_ep::cuda {
 
 // One warp's share of a token: a piece of one payload.
 struct PutUnit {
-  std::int32_t local;    // token of the batch
   std::int32_t payload;
   std::uint32_t offset;  // in the row
 };
 
 template <int Vectors>
-__device__ __forceinline__ PutUnit put_unit(const DispatchArgs& args, std::int32_t unit) {
-  PutUnit put;
-  put.local = unit / args.num_pieces();
-  std::int32_t piece = unit - put.local * args.num_pieces();
-  put.payload = 0;
-  while (piece >= args.first_piece[put.payload + 1]) ++put.payload;
-  piece -= args.first_piece[put.payload];
-  put.offset = static_cast<std::uint32_t>(piece) *
+__device__ __forceinline__ PutUnit put_unit(const DispatchArgs& args, std::int32_t piece) {
+  PutUnit put{0, 0};
+  std::int32_t first = 0;
+#pragma unroll
+  for (std::int32_t payload = 1; payload < kMaxPayloads; ++payload) {
+    const std::int32_t begin = args.first_piece[payload];  // those that do not exist begin at the end
+    if (piece >= begin) {
+      put.payload = payload;
+      first = begin;
+    }
+  }
+  put.offset = static_cast<std::uint32_t>(piece - first) *
                static_cast<std::uint32_t>(piece_bytes<Vectors>(args.width[put.payload]));
   return put;
 }
@@ -49,16 +52,12 @@ __device__ __forceinline__ void load_unit(Piece<Vectors>& piece, const DispatchA
 }
 
 template <int Vectors>
-__device__ __forceinline__ void put_piece(const Piece<Vectors>& piece, const RouteTables& tables,
-                                          const DispatchArgs& args, const PutUnit& put) {
+__device__ __forceinline__ void put_piece(const Piece<Vectors>& piece, const DispatchArgs& args,
+                                          const PutUnit& put, std::int32_t rank,
+                                          std::int32_t row) {
   const protocol::DispatchParams& params = args.params;
-  const protocol::Hop* hops = tables.hops + put.local * args.hops_per_token;
-  for (std::int32_t hop = 0; hop < tables.num_hops[put.local]; ++hop) {
-    store_piece(piece,
-                params.row(hops[hop].rank, put.payload, params.workspace.rank, hops[hop].row),
-                put.offset, static_cast<std::uint32_t>(params.row_bytes(put.payload)),
-                args.width[put.payload]);
-  }
+  store_piece(piece, params.row(rank, put.payload, params.workspace.rank, row), put.offset,
+              static_cast<std::uint32_t>(params.row_bytes(put.payload)), args.width[put.payload]);
 }
 
 // Writes `invalid_expert_id` over the ids of rows [first, T) of block `src` in `owner`'s slice. The
@@ -72,33 +71,26 @@ __device__ __forceinline__ void mark_rows(const protocol::DispatchParams& params
   for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) ids[i] = params.invalid_expert_id;
 }
 
-// What the block with the last tokens adds: counts, signature and the rows that stay empty.
-__device__ __forceinline__ void put_summary(const RouteTables& tables,
-                                            const protocol::DispatchParams& params) {
+// The own signature into every active peer's line: the last warps of one block, which are the first
+// to have nothing else to do.
+__device__ __forceinline__ void put_signatures(const protocol::DispatchParams& params,
+                                               const SharedMask& active) {
   const protocol::Workspace& workspace = params.workspace;
-  const std::int32_t num_ranks = workspace.layout.num_ranks;
-  for (std::int32_t rank = static_cast<std::int32_t>(threadIdx.x); rank < num_ranks;
-       rank += static_cast<std::int32_t>(blockDim.x)) {
-    workspace.send_counts()[rank] = tables.next_row[rank];
-  }
-  for (std::int32_t peer = warp_id(); peer < num_ranks; peer += num_warps()) {
-    if (!tables.active.test(peer) || lane_id() >= protocol::kNumSignatureFields) continue;
+  for (std::int32_t peer = num_warps() - 1 - warp_id(); peer < workspace.layout.num_ranks;
+       peer += num_warps()) {
+    if (!active.test(peer) || lane_id() >= protocol::kNumSignatureFields) continue;
     workspace.line(peer, workspace.rank)->signature.fields[lane_id()] =
         params.signature.fields[lane_id()];
   }
-  if (params.ids_payload < 0) return;
-  for (std::int32_t peer = 0; peer < num_ranks; ++peer) {
-    if (tables.active.test(peer)) mark_rows(params, peer, workspace.rank, tables.next_row[peer]);
-  }
 }
 
-// What the first block adds: the own statistics everywhere, and what ranks that take no part leave.
-__device__ __forceinline__ void put_stats(const RouteTables& tables,
-                                          const protocol::DispatchParams& params) {
+// The own statistics for everybody, and what ranks that take no part leave. One block.
+__device__ __forceinline__ void put_stats(const protocol::DispatchParams& params,
+                                          const SharedMask& active) {
   const protocol::Workspace& workspace = params.workspace;
   const std::int32_t experts = workspace.layout.eplb_experts;
   for (std::int32_t peer = 0; peer < workspace.layout.num_ranks; ++peer) {
-    const bool takes_part = tables.active.test(peer);
+    const bool takes_part = active.test(peer);
     if (params.eplb_local_stats != nullptr) {
       auto* row = reinterpret_cast<std::int32_t*>(
           takes_part ? workspace.slice(peer) + workspace.layout.eplb_row(workspace.rank)
@@ -109,6 +101,21 @@ __device__ __forceinline__ void put_stats(const RouteTables& tables,
       }
     }
     if (!takes_part && params.ids_payload >= 0) mark_rows(params, workspace.rank, peer, 0);
+  }
+}
+
+// What only the block with the last tokens knows: how many went where (`rows_for`), and so which
+// rows stay empty.
+template <class RowsFor>
+__device__ __forceinline__ void put_counts(const protocol::DispatchParams& params,
+                                           const SharedMask& active, RowsFor&& rows_for) {
+  const protocol::Workspace& workspace = params.workspace;
+  for (std::int32_t peer = 0; peer < workspace.layout.num_ranks; ++peer) {
+    const std::int32_t rows = rows_for(peer);
+    if (threadIdx.x == 0) workspace.send_counts()[peer] = rows;
+    if (params.ids_payload >= 0 && active.test(peer) && rows < params.tokens_per_rank) {
+      mark_rows(params, peer, workspace.rank, rows);
+    }
   }
 }
 

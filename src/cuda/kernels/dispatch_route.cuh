@@ -7,11 +7,11 @@
 namespace moe_ep::cuda {
 
 template <int Words>
-__device__ __forceinline__ RankBits<Words> to_bits(const RankMask& mask) {
+__device__ __forceinline__ RankBits<Words> to_bits(const RankMask* mask) {
   RankBits<Words> bits;
 #pragma unroll
   for (int word = 0; word < Words; ++word) {
-    bits.words[word] = static_cast<std::uint32_t>(mask.words[word / 2] >> (word % 2 * 32));
+    bits.words[word] = static_cast<std::uint32_t>(mask->words[word / 2] >> (word % 2 * 32));
   }
   return bits;
 }

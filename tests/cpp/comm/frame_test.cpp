@@ -88,6 +88,17 @@ TEST_F(FrameTest, RefusesForeignBytes) {
               ThrowsMessage<MoEEpError>(HasSubstr("magic number")));
 }
 
+TEST_F(FrameTest, RefusesAHeaderThatIsNotQuiteOurs) {
+  for (const std::size_t changed : {0, 3, 6, 7}) {  // bytes of the magic number and of the zero
+    std::string bytes = header_bytes();
+    bytes[changed] = static_cast<char>(bytes[changed] ^ 1);
+    send_bytes(bytes);
+    FrameReader reader;
+    EXPECT_THAT([&] { reader.read_from(right_.get()); },
+                ThrowsMessage<MoEEpError>(HasSubstr("magic number")));
+  }
+}
+
 TEST_F(FrameTest, RefusesUnknownTypes) {
   for (const char type : {'\0', '\x63'}) {
     std::string bytes = header_bytes();

@@ -181,7 +181,7 @@ TEST_P(BackendSuite, HandlesKeepReceivedViewsAlive) {
 // An instance that goes away within its round leaves the shared workspace to the others.
 TEST_P(BackendSuite, AbandonedRoundsLeaveASharedWorkspaceUsable) {
   for (const int num_ranks : {1, 2, 4}) {
-    const GroupStep step = random_step(8, num_ranks, 2 * num_ranks, 3, 24, 8);
+    const GroupStep step = random_step(8, num_ranks, 4 * num_ranks, 3, 24, 8);
     run(num_ranks, [&](int rank, const std::shared_ptr<CommBackend>& group) {
       const auto stays = make(rank, group, params_for(step));
       for (std::uint64_t round = 0; round < 40; ++round) {
@@ -194,7 +194,7 @@ TEST_P(BackendSuite, AbandonedRoundsLeaveASharedWorkspaceUsable) {
         for (std::uint64_t i = 0; i < mix(round, static_cast<std::uint64_t>(rank)) % 8; ++i) {
           ::sched_yield();
         }
-        run_step(backend(), *stays, random_step(100 + round, num_ranks, 2 * num_ranks, 3, 24, 8));
+        run_step(backend(), *stays, random_step(100 + round, num_ranks, 4 * num_ranks, 3, 24, 8));
       }
     });
   }

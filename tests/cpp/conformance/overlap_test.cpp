@@ -72,6 +72,17 @@ TEST_P(BackendSuite, FirstStepWaitsForLateStarters) {
   }
 }
 
+// FR-069: step sizes around those of warps and blocks.
+TEST_P(BackendSuite, StepSizesAroundPowersOfTwoAreExact) {
+  for (const int num_ranks : {2, 3, 8}) {
+    std::vector<GroupStep> steps;
+    for (const std::int64_t tokens_per_rank : {1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, 127}) {
+      steps.push_back(random_step(steps.size(), num_ranks, 2 * num_ranks, 2, 4, tokens_per_rank));
+    }
+    run_steps(steps);
+  }
+}
+
 // Two instances that share one workspace take turns, at random speeds.
 TEST_P(BackendSuite, SharingInstancesTakeTurnsAtRandomSpeeds) {
   const GroupStep largest = random_step(3, 3, 6, 3, 20, 8);

@@ -113,13 +113,14 @@ TEST_P(BackendSuite, AllTokensOnOneRankAreEachThereOnce) {
 
 // FR-034, FR-073: an answer counts once a rank, however many picks led there.
 TEST_P(BackendSuite, EachRankContributesOnce) {
-  GroupStep step = random_step(8, 4, 4, 8, 32, 5);
+  GroupStep step = random_step(8, 4, 8, 8, 32, 5);
   step.num_tokens = {5, 5, 5, 5};
   step.any_bits = false;
   step.ids.assign(4, {});
   for (auto& ids : step.ids) {
     for (int token = 0; token < 5; ++token) {
-      for (int k = 0; k < 8; ++k) ids.push_back(k % (token == 4 ? 4 : token + 1));
+      const int num_owners = token == 4 ? 4 : token + 1;
+      for (int k = 0; k < 8; ++k) ids.push_back(2 * (k % num_owners) + k / 4);
     }
   }
   run_steps({step});

@@ -61,7 +61,7 @@ TEST_P(BackendSuite, CountsAreExactOverAThousandAlternatingRounds) {
 }
 
 TEST_P(BackendSuite, OnlyVoidPicksCombineToPlusZero) {
-  GroupStep step = step_with_counts(11, {4, 4, 4}, 4);
+  GroupStep step = step_with_counts(11, {4, 4, 4, 4}, 4);
   constant_ids(step, -1);
   run_steps({step});
 }

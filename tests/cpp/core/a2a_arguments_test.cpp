@@ -259,9 +259,11 @@ TEST(A2aArgumentsTest, SanitizeAndWrapRefusals) {
   EXPECT_THAT(wrap({2}, 16, 8), HasSubstr("got 16..8"));
   EXPECT_THAT(wrap({2}, 0, 4097), HasSubstr("got 0..4097"));
   EXPECT_THAT(wrap({3}, 0, 16), HasSubstr("16 bytes must divide into 3 rows of Int32"));
-  EXPECT_THAT(wrap({0}, 0, 16), HasSubstr("leading_shape must be positive, got 0"));
+  EXPECT_THAT(wrap({0}, 0, 16), HasSubstr("leading_shape must lie in 1..281474976710656, got 0"));
   EXPECT_THAT(wrap({1, 1, 1, 1}, 0, 16), HasSubstr("at most 3 dimensions, got 4"));
-  EXPECT_THAT(wrap({std::int64_t{1} << 32, std::int64_t{1} << 32}, 0, 16), HasSubstr("must divide"));
+  // Whose product is 0 in 64 bits.
+  EXPECT_THAT(wrap({std::int64_t{1} << 32, std::int64_t{1} << 32}, 0, 16),
+              HasSubstr("leading_shape must have at most 281474976710656 rows"));
 }
 
 }  // namespace

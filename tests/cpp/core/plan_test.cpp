@@ -66,6 +66,8 @@ TEST(PlanTest, WrongSizesAreRefused) {
   EXPECT_THROW(plan_workspace(257, params_of(4, 8)), std::invalid_argument);
   EXPECT_THROW(plan_workspace(3, params_of(4, 8)), std::invalid_argument);
   EXPECT_THROW(plan_workspace(2, params_of(0, 8)), std::invalid_argument);
+  // Sizes that no 64-bit offset can hold.
+  EXPECT_THROW(plan_workspace(2, params_of(2147483647, 1 << 29)), std::invalid_argument);
   HostAlltoAllConfig config;
   config.timeout_sec = 0;
   EXPECT_THROW(plan_workspace(2, params_of(4, 8), config), std::invalid_argument);

@@ -190,6 +190,67 @@ TEST(SharingTest, RecoverEndsOpenRoundsOfOtherInstances) {
   });
 }
 
+// A rank that abandons a round and goes on at once must not touch what a slower one still marks:
+// rank 0 has 2 x 16384 rows to mark as empty, rank 1 none, and rank 1's next row lies at their end.
+TEST(SharingTest, StepAfterAnAbandonedRoundWaitsForSlowRanks) {
+  constexpr std::int64_t kTokens = 16384;
+  constexpr std::int64_t kTopK = 8;
+  GroupStep step = random_step(11, 2, 16, kTopK, 1, kTokens);
+  run(2, [&](int rank, const auto& comm) {
+    const std::vector<std::uint16_t> hidden(kTokens);
+    const std::vector<std::int32_t> to_rank1(kTokens * kTopK, 8);
+    const std::vector<std::int32_t> to_rank0(kTopK, 3);
+    const auto inputs = [&](const std::vector<std::int32_t>& ids) {
+      const auto count = static_cast<std::int64_t>(ids.size()) / kTopK;
+      DispatchInputs result;
+      result.hidden_states = TensorView(const_cast<std::uint16_t*>(hidden.data()), kBFloat16,
+                                        {count, 1});
+      result.topk_ids = TensorView(const_cast<std::int32_t*>(ids.data()), kInt32, {count, kTopK});
+      return result;
+    };
+    const auto stays = make(rank, comm, step);
+    for (int round = 0; round < 100; ++round) {
+      const auto goes = make(rank, comm, step);
+      goes->dispatch(inputs(to_rank1));
+      goes->destroy();
+      const auto received = stays->dispatch(inputs(to_rank0));
+      const auto* ids = static_cast<const std::int32_t*>(received.topk_ids.data);
+      for (std::int64_t src = 0; src < 2; ++src) {
+        const std::int32_t want = rank == 0 ? 3 : -1;
+        for (std::int64_t k = 0; k < kTopK; ++k) {
+          check(ids[src * kTokens * kTopK + k] == want, "an id was lost in round " +
+                                                            std::to_string(round));
+        }
+      }
+      std::uint16_t output = 0;
+      stays->combine(stays->get_combine_input_buffer(kBFloat16),
+                     TensorView(&output, kBFloat16, {1, 1}));
+    }
+  });
+}
+
+// Who abandons a round that others finish is told so, and so are they.
+TEST(SharingTest, RoundThatOnlySomeAbandonIsAMismatch) {
+  const GroupStep step = random_step(12, 2, 4, 2, 32, 4);
+  run(2, [&](int rank, const auto& comm) {
+    const auto stays = make(rank, comm, step);
+    const auto goes = make(rank, comm, step);
+    StepRunner round(kBackend, *goes, step);
+    round.send();
+    try {
+      if (rank == 0) goes->destroy();
+      if (rank == 0) StepRunner(kBackend, *stays, step).send();
+      if (rank == 1) round.combine();
+      ADD_FAILURE() << "rank " << rank << " noticed nothing";
+    } catch (const MoEEpMismatchError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("bytes of a combine row must be the same on every rank"));
+      EXPECT_THAT(error.what(), HasSubstr("an abandoned round"));
+    }
+    stays->recover({0, 1}, comm);
+    run_step(kBackend, *stays, step);
+  });
+}
+
 // Two groups of equal size in one process.
 TEST(SharingTest, GroupsDoNotShare) {
   const GroupStep step = random_step(10, 2, 4, 2, 32, 4);

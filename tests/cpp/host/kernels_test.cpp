@@ -64,7 +64,9 @@ void expect_same_elements(Codec codec, const std::byte* got, const std::byte* wa
 class Guarded {
  public:
   Guarded(std::int64_t bytes, std::size_t offset)
-      : bytes_(static_cast<std::size_t>(bytes)), offset_(64 + offset), all_(offset_ + bytes_ + 64, kGuard) {}
+      : bytes_(static_cast<std::size_t>(bytes)),
+        offset_(64 + offset),
+        all_(offset_ + bytes_ + 64, kGuard) {}
 
   std::byte* data() { return all_.data() + offset_; }
   void expect_guards_untouched(const std::string& what) const {
@@ -92,7 +94,8 @@ void fill(Codec codec, std::byte* row, std::int64_t elements, int kind) {
   for (std::int64_t i = 0; i < elements; ++i) {
     if (kind == 0) {
       const auto bits = static_cast<std::uint32_t>(random());
-      std::memcpy(row + i * codec_bytes(codec), &bits, static_cast<std::size_t>(codec_bytes(codec)));
+      std::memcpy(row + i * codec_bytes(codec), &bits,
+                  static_cast<std::size_t>(codec_bytes(codec)));
     } else {
       const float size = kind == 1 ? 1.0f : kind == 2 ? 0x1p-120f : 0x1p-140f;
       set_element(codec, row, i, normal(random) * size);
@@ -110,8 +113,10 @@ class KernelsTest : public ::testing::TestWithParam<const Kernels*> {
 
 std::vector<std::int64_t> lengths() {
   std::vector<std::int64_t> all;
-  for (std::int64_t i = 0; i <= 300; ++i) all.push_back(i);
-  for (const std::int64_t i : {511, 2880, 7168, 7169}) all.push_back(i);
+  for (std::int64_t i = 0; i <= 300; ++i)
+    all.push_back(i);
+  for (const std::int64_t i : {511, 2880, 7168, 7169})
+    all.push_back(i);
   return all;
 }
 
@@ -119,11 +124,14 @@ TEST_P(KernelsTest, CopiesAnyLength) {
   for (const std::int64_t bytes : lengths()) {
     for (const std::size_t offset : {0u, 1u, 16u, 31u}) {
       Bytes src(static_cast<std::size_t>(bytes) + offset);
-      for (std::byte& byte : src) byte = static_cast<std::byte>(random_bits()());
-      Guarded dst(bytes, bytes % 32);
-      table().copy(dst.data(), src.data() + offset, static_cast<std::size_t>(bytes));
-      ASSERT_TRUE(std::equal(src.begin() + static_cast<std::ptrdiff_t>(offset), src.end(), dst.data()));
-      dst.expect_guards_untouched("copy");
+      for (std::byte& byte : src)
+        byte = static_cast<std::byte>(random_bits()());
+      for (const auto copy : {table().copy, table().copy_streaming}) {
+        Guarded dst(bytes, static_cast<std::size_t>(bytes) % 33);
+        copy(dst.data(), src.data() + offset, static_cast<std::size_t>(bytes));
+        ASSERT_TRUE(std::equal(dst.data(), dst.data() + bytes, src.data() + offset)) << bytes;
+        dst.expect_guards_untouched("copy of " + std::to_string(bytes));
+      }
     }
   }
 }
@@ -140,9 +148,8 @@ void check_sum(const Kernels& table, Codec in, Codec out, int num_rows, std::int
   }
   Bytes want(static_cast<std::size_t>(elements * codec_bytes(out)));
   for (std::int64_t i = 0; i < elements; ++i) {
-    const float sum = sum_element(num_rows, [&](int r) {
-      return element(in, rows[static_cast<std::size_t>(r)], i);
-    });
+    const float sum = sum_element(
+        num_rows, [&](int r) { return element(in, rows[static_cast<std::size_t>(r)], i); });
     set_element(out, want.data(), i, sum);
   }
   const std::string what = std::to_string(num_rows) + " rows of " + std::to_string(elements) +
@@ -208,7 +215,8 @@ Bytes wire_row(Codec codec, const std::byte* src, std::int64_t elements) {
       wire[static_cast<std::size_t>(i)] =
           static_cast<std::byte>(fp8_encode(element(codec, src, i), fp8_encoder(scale)));
     }
-    std::memcpy(wire.data() + fp8_scales_offset(elements) + 4 * (first / kFp8BlockElements), &scale, 4);
+    std::memcpy(wire.data() + fp8_scales_offset(elements) + 4 * (first / kFp8BlockElements), &scale,
+                4);
   }
   return wire;
 }
@@ -231,7 +239,8 @@ void check_fp8(const Kernels& table, Codec in, Codec out, int num_rows, std::int
     }
     got.expect_guards_untouched(what);
     storage.emplace_back(want.size() + offset);
-    std::copy(want.begin(), want.end(), storage.back().begin() + static_cast<std::ptrdiff_t>(offset));
+    std::copy(want.begin(), want.end(),
+              storage.back().begin() + static_cast<std::ptrdiff_t>(offset));
     wires.push_back(storage.back().data() + offset);
   }
   Bytes want(static_cast<std::size_t>(elements * codec_bytes(out)));
@@ -245,7 +254,8 @@ void check_fp8(const Kernels& table, Codec in, Codec out, int num_rows, std::int
       return scale;
     };
     float max_scale = 0;
-    for (int r = 0; r < num_rows; ++r) max_scale = std::max(max_scale, scale_of(r));
+    for (int r = 0; r < num_rows; ++r)
+      max_scale = std::max(max_scale, scale_of(r));
     const float lift = fp8_lift(max_scale);
     const float sum = sum_element(num_rows, [&](int r) {
       return fp8_decode(static_cast<E4M3::Bits>(wires[static_cast<std::size_t>(r)][i]),
@@ -277,8 +287,10 @@ TEST_P(KernelsTest, Fp8WireAsTheProtocolSays) {
 TEST_P(KernelsTest, EveryFp8CodeDecodes) {
   for (const float scale : {1.0f, 3.0f, 0x1p-140f, 0x1.fp-127f, 0x1.24924p119f}) {
     Bytes wire(static_cast<std::size_t>(fp8_wire_row_bytes(256)));
-    for (std::size_t i = 0; i < 256; ++i) wire[i] = static_cast<std::byte>(i);
-    for (const std::size_t block : {0u, 1u}) std::memcpy(wire.data() + 256 + 4 * block, &scale, 4);
+    for (std::size_t i = 0; i < 256; ++i)
+      wire[i] = static_cast<std::byte>(i);
+    for (const std::size_t block : {0u, 1u})
+      std::memcpy(wire.data() + 256 + 4 * block, &scale, 4);
     const std::byte* wires[] = {wire.data()};
     Bytes got(256 * 4), want(256 * 4);
     table().fp8_sum_rows(wires, 1, 256, Codec::kFp32, got.data());
@@ -313,7 +325,8 @@ TEST_P(KernelsTest, FiniteOrNan) {
 // A row that ends where readable memory ends.
 TEST_P(KernelsTest, ReadsNothingBeyondARow) {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  void* const pages = mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const pages =
+      mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(pages, MAP_FAILED);
   ASSERT_EQ(mprotect(static_cast<std::byte*>(pages) + page, page, PROT_NONE), 0);
   const std::byte* const end = static_cast<std::byte*>(pages) + page;
@@ -323,15 +336,19 @@ TEST_P(KernelsTest, ReadsNothingBeyondARow) {
       const std::byte* const row = end - elements * codec_bytes(codec);
       const std::byte* const rows[] = {row, row, row};
       for (const Codec to : kCodecs) {
-        for (const int n : {1, 2, 3}) table().sum_rows(codec, rows, n, elements, to, out.data());
+        for (const int n : {1, 2, 3})
+          table().sum_rows(codec, rows, n, elements, to, out.data());
       }
       table().fp8_encode_row(codec, row, elements, out.data());
       table().finite_or_nan_row(codec, row, elements, out.data());
-      table().copy(out.data(), row, static_cast<std::size_t>(elements * codec_bytes(codec)));
+      for (const auto copy : {table().copy, table().copy_streaming}) {
+        copy(out.data(), row, static_cast<std::size_t>(elements * codec_bytes(codec)));
+      }
     }
     const std::byte* const wire = end - fp8_wire_row_bytes(elements);
     const std::byte* const wires[] = {wire, wire, wire};
-    for (const int n : {1, 2, 3}) table().fp8_sum_rows(wires, n, elements, Codec::kBf16, out.data());
+    for (const int n : {1, 2, 3})
+      table().fp8_sum_rows(wires, n, elements, Codec::kBf16, out.data());
   }
   munmap(pages, 2 * page);
 }

@@ -127,20 +127,23 @@ TEST_P(WorkspaceFailure, BackendThatThrowsAtAnyCallLeavesNothingBehind) {
 }
 
 TEST_P(WorkspaceFailure, BackendThatBreaksItsContractIsDetected) {
-  using Change = std::function<void(std::vector<std::string>&)>;
-  const std::vector<std::pair<Change, std::string>> cases = {
+  struct Case {
+    std::function<void(std::vector<std::string>&)> change;
+    std::string text;
+  };
+  const std::vector<Case> cases = {
       {[](auto& all) { std::swap(all[0], all[1]); }, "got rank 1's message at position 0"},
       {[](auto& all) { all.pop_back(); }, "got 1 messages in a group of 2"},
       {[](auto& all) { all.push_back("x"); }, "got 3 messages in a group of 2"},
       {[](auto& all) { all[1].clear(); }, "got a message of 0 bytes at position 1"},
       {[](auto& all) { all[1].pop_back(); }, "must run the same version, got "}};
-  for (const auto& [change, text] : cases) {
+  for (const Case& test : cases) {
     EXPECT_TRUE(all_ok(spawn_ranks(GetParam(), 2, [&](int, const auto& comm) {
       HookedBackend hooked(comm, {}, [&](int call, auto& result) {
-        if (call == 1) change(result);
+        if (call == 1) test.change(result);
       });
       EXPECT_THAT(failure_of([&] { SymmetricWorkspace::create_host(hooked, kBytes); }),
-                  HasSubstr(text));
+                  HasSubstr(test.text));
     })));
   }
 }

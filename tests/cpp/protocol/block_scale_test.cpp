@@ -29,14 +29,16 @@ const FormatOracle& e2m1() {
 
 BlockAmax amax_of(const std::vector<float>& x) {
   BlockAmax amax;
-  for (const float value : x) amax.add(value);
+  for (const float value : x)
+    amax.add(value);
   return amax;
 }
 
 // Smallest exponent >= -127 with size <= max_value * 2^exponent.
 int smallest_exponent(double size, double max_value) {
   int exponent = -127;
-  while (size > std::ldexp(max_value, exponent)) ++exponent;
+  while (size > std::ldexp(max_value, exponent))
+    ++exponent;
   return exponent;
 }
 
@@ -45,8 +47,8 @@ void expect_mx(const FormatOracle& oracle) {
   sweep_floats(oracle, [&](float value) {
     if (!std::isfinite(value)) return;
     const std::uint8_t scale = Format::scale(amax_of({value}), 0.0f);
-    const int exponent = smallest_exponent(std::fabs(static_cast<double>(value)),
-                                           oracle.values.back());
+    const int exponent =
+        smallest_exponent(std::fabs(static_cast<double>(value)), oracle.values.back());
     ASSERT_EQ(scale, exponent + 127) << value;
     for (const float part : {1.0f, 0.99f, 0.5f, 0.3f, -0.1f, 0.01f}) {
       const float x = value * part;
@@ -57,8 +59,12 @@ void expect_mx(const FormatOracle& oracle) {
   });
 }
 
-TEST(BlockScaleTest, Mxfp8RoundsTheExponentUp) { expect_mx<Mxfp8>(e4m3()); }
-TEST(BlockScaleTest, Mxfp4RoundsTheExponentUp) { expect_mx<Mxfp4>(e2m1()); }
+TEST(BlockScaleTest, Mxfp8RoundsTheExponentUp) {
+  expect_mx<Mxfp8>(e4m3());
+}
+TEST(BlockScaleTest, Mxfp4RoundsTheExponentUp) {
+  expect_mx<Mxfp4>(e2m1());
+}
 
 TEST(BlockScaleTest, MxAtTheSteps) {
   EXPECT_EQ(Mxfp8::scale(amax_of({448.0f}), 1.0f), 127);
@@ -69,18 +75,22 @@ TEST(BlockScaleTest, MxAtTheSteps) {
   EXPECT_EQ(Mxfp8::scale(amax_of({0x1p-149f}), 1.0f), 0);
 }
 
-// (amax * g) / 6 and (x * g) / scale in float32: double holds the exact product and a quotient whose
-// second rounding changes nothing.
+// (amax * g) / 6 and (x * g) / scale in float32: double holds the exact product and a quotient
+// whose second rounding changes nothing.
 TEST(BlockScaleTest, Nvfp4FollowsItsFormula) {
   std::mt19937 random(3);
   std::normal_distribution<float> normal;
   for (int trial = 0; trial < 20000; ++trial) {
     const float g = trial % 3 == 0 ? 1.0f : std::exp2(normal(random) * 8);
     std::vector<float> x(16);
-    for (float& value : x) value = normal(random) * std::exp2(normal(random) * 6);
+    for (float& value : x)
+      value = normal(random) * std::exp2(normal(random) * 6);
     double size = 0;
-    for (const float value : x) size = std::max(size, std::fabs(static_cast<double>(value)));
-    const auto rounded = [](double value) { return static_cast<double>(static_cast<float>(value)); };
+    for (const float value : x)
+      size = std::max(size, std::fabs(static_cast<double>(value)));
+    const auto rounded = [](double value) {
+      return static_cast<double>(static_cast<float>(value));
+    };
     const std::uint8_t scale = Nvfp4::scale(amax_of(x), g);
     ASSERT_EQ(scale, e4m3().encode(rounded(rounded(size * static_cast<double>(g)) / 6)));
     for (const float value : x) {
@@ -160,7 +170,8 @@ TEST(BlockScaleTest, FullBlocksComeBackWithinHalfAStep) {
   std::normal_distribution<float> normal;
   for (int trial = 0; trial < 2000; ++trial) {
     std::vector<float> x(32);
-    for (float& value : x) value = normal(random);
+    for (float& value : x)
+      value = normal(random);
     std::uint8_t scale = 0;
     const std::vector<std::uint8_t> values = quantized<Mxfp8>(x, &scale);
     for (std::size_t i = 0; i < x.size(); ++i) {

@@ -27,9 +27,11 @@ struct Wire {
 
 Wire encode(const Block& block) {
   std::uint32_t amax = 0;
-  for (const float x : block) amax = std::max(amax, fp8_amax_bits(x));
+  for (const float x : block)
+    amax = std::max(amax, fp8_amax_bits(x));
   Wire wire{{}, fp8_scale(amax)};
-  for (const float x : block) wire.codes.push_back(fp8_encode(x, fp8_encoder(wire.scale)));
+  for (const float x : block)
+    wire.codes.push_back(fp8_encode(x, fp8_encoder(wire.scale)));
   return wire;
 }
 
@@ -67,7 +69,8 @@ void expect_within_bound(const std::vector<Block>& ranks, const char* what) {
   std::vector<long double> scales;
   for (const Block& block : ranks) {
     float amax = 0.0f;
-    for (const float x : block) amax = std::max(amax, std::isfinite(x) ? std::fabs(x) : 0.0f);
+    for (const float x : block)
+      amax = std::max(amax, std::isfinite(x) ? std::fabs(x) : 0.0f);
     scales.push_back(static_cast<long double>(amax) / 448.0L);
   }
   const Block sums = combine(ranks);
@@ -127,8 +130,8 @@ TEST(Fp8WireTest, BlockOfZerosHasScaleZeroAndKeepsSigns) {
 
 TEST(Fp8WireTest, NotFiniteStaysInItsOwnPlace) {
   const float infinity = HUGE_VALF;
-  for (const Block& ordinary : {Block{1.0f, -2.0f, 448.0f}, Block{0.0f, 0.0f, 0.0f},
-                                Block{0x1p-149f, 0.0f, 0x1p-140f}}) {
+  for (const Block& ordinary :
+       {Block{1.0f, -2.0f, 448.0f}, Block{0.0f, 0.0f, 0.0f}, Block{0x1p-149f, 0.0f, 0x1p-140f}}) {
     for (const float intruder : {infinity, -infinity, std::nanf(""), -std::nanf("")}) {
       Block block = ordinary;
       block.push_back(intruder);
@@ -137,7 +140,8 @@ TEST(Fp8WireTest, NotFiniteStaysInItsOwnPlace) {
       EXPECT_EQ(wire.codes[3], E4M3::kNan);
       const Block sums = combine({block, {1.0f, 1.0f, 1.0f, 1.0f}});
       EXPECT_TRUE(std::isnan(sums[3]));
-      for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(std::isfinite(sums[i]));
+      for (std::size_t i = 0; i < 3; ++i)
+        EXPECT_TRUE(std::isfinite(sums[i]));
     }
   }
 }
@@ -145,7 +149,8 @@ TEST(Fp8WireTest, NotFiniteStaysInItsOwnPlace) {
 TEST(Fp8WireTest, OrdinaryValuesAreExact) {
   // e4m3 times the scale 1.
   Block block{448.0f};
-  for (int code = 0; code < 0x7f; ++code) block.push_back(E4M3::to_float(static_cast<std::uint8_t>(code)));
+  for (int code = 0; code < 0x7f; ++code)
+    block.push_back(E4M3::to_float(static_cast<std::uint8_t>(code)));
   EXPECT_EQ(combine({block}), block);
 }
 
@@ -153,16 +158,19 @@ TEST(Fp8WireTest, OrdinaryValuesAreExact) {
 TEST(Fp8WireTest, SmallestDenormalsAreExact) {
   for (std::uint32_t amax = 1; amax <= 448 * 512; amax += amax < 2000 ? 1 : 997) {
     Block block{float_of(amax)};
-    for (std::uint32_t unit = 0; unit <= std::min(amax, 16u); ++unit) block.push_back(float_of(unit));
+    for (std::uint32_t unit = 0; unit <= std::min(amax, 16u); ++unit)
+      block.push_back(float_of(unit));
     const Block sums = combine({block});
-    for (std::size_t i = 1; i < block.size(); ++i) ASSERT_EQ(sums[i], block[i]) << amax;
+    for (std::size_t i = 1; i < block.size(); ++i)
+      ASSERT_EQ(sums[i], block[i]) << amax;
   }
 }
 
 TEST(Fp8WireTest, BoundHoldsAmongDenormals) {
   for (std::uint32_t units = 500; units < 6000; units += 61) {  // the scale, in units of 2^-149
     Block block{float_of(448 * units)};
-    for (std::uint32_t i = 0; i < 127; ++i) block.push_back(float_of(i));
+    for (std::uint32_t i = 0; i < 127; ++i)
+      block.push_back(float_of(i));
     for (const std::size_t num_ranks : {1u, 3u, 8u, 64u}) {
       expect_within_bound<Fp32>(std::vector<Block>(num_ranks, block), "denormals");
     }
@@ -190,11 +198,11 @@ void expect_bound_for_random_blocks(int bits_of_type, int min_exponent, int max_
       for (float& x : block) {
         do {
           const auto pattern = static_cast<typename Type::Bits>(random() >> (32 - bits_of_type));
-          x = kind == 0   ? Type::to_float(pattern)                                    // any size
+          x = kind == 0   ? Type::to_float(pattern)  // any size
               : kind == 1 ? Type::to_float(static_cast<typename Type::Bits>(
-                                pattern & ~(0x7ull << (bits_of_type - 4))))            // tiny
-              : kind == 2 ? normal(random)                                             // usual
-                          : std::ldexp(normal(random), exponent);                      // one size
+                                pattern & ~(0x7ull << (bits_of_type - 4))))  // tiny
+              : kind == 2 ? normal(random)                                   // usual
+                          : std::ldexp(normal(random), exponent);            // one size
           x = Type::to_float(Type::from_float(x));
         } while (!std::isfinite(x));
       }
@@ -205,9 +213,15 @@ void expect_bound_for_random_blocks(int bits_of_type, int min_exponent, int max_
   }
 }
 
-TEST(Fp8WireTest, BoundHoldsForBf16) { expect_bound_for_random_blocks<Bf16>(16, -135, 124); }
-TEST(Fp8WireTest, BoundHoldsForFp16) { expect_bound_for_random_blocks<Fp16>(16, -26, 12); }
-TEST(Fp8WireTest, BoundHoldsForFp32) { expect_bound_for_random_blocks<Fp32>(32, -150, 124); }
+TEST(Fp8WireTest, BoundHoldsForBf16) {
+  expect_bound_for_random_blocks<Bf16>(16, -135, 124);
+}
+TEST(Fp8WireTest, BoundHoldsForFp16) {
+  expect_bound_for_random_blocks<Fp16>(16, -26, 12);
+}
+TEST(Fp8WireTest, BoundHoldsForFp32) {
+  expect_bound_for_random_blocks<Fp32>(32, -150, 124);
+}
 
 TEST(Fp8WireTest, ShortRowsKeepEverythingButInfinities) {
   for (std::uint32_t pattern = 0; pattern < 0x10000; ++pattern) {

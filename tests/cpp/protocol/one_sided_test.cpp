@@ -363,30 +363,35 @@ TEST(OneSidedTest, RowCountsOutsideTheBlockAreCorrupt) {
   }
 }
 
+// Each rank names the first peer that differs.
 TEST(OneSidedTest, DifferentCombineRowsAreAMismatch) {
   for (const bool size_differs : {true, false}) {
-    FakeGroup group(2, 2, 32, 32);
-    const FakeStep step{.tokens_per_rank = 2, .num_experts = 4, .top_k = 1, .num_words = 1,
-                        .active = RankMask::first(2)};
-    World world{group, step, std::vector<FakeTokens>(2)};
-    FakeGroup::run({0, 1}, [&](int rank, FakeMemory& memory) { world.dispatch(rank, memory); });
+    FakeGroup group(3, 2, 32, 32);
+    const FakeStep step{.tokens_per_rank = 2, .num_experts = 6, .top_k = 1, .num_words = 1,
+                        .active = RankMask::first(3)};
+    World world{group, step, std::vector<FakeTokens>(3)};
+    FakeGroup::run({0, 1, 2}, [&](int rank, FakeMemory& memory) { world.dispatch(rank, memory); });
     std::map<int, StepStatus> statuses;
-    FakeGroup::run({0, 1}, [&](int rank, FakeMemory& memory) {
+    FakeGroup::run({0, 2, 1}, [&](int rank, FakeMemory& memory) {
       CombineParams params = group.combine_params(rank, step, 0);
-      if (rank == 1 && size_differs) params.row_bytes = 8;
-      if (rank == 1 && !size_differs) params.format = kCombineFp32;
+      if (rank > 0 && size_differs) params.row_bytes = 8;
+      if (rank > 0 && !size_differs) params.format = kCombineFp32;
       FakeRows rows{params, world.results[rank]};
       FakeCoop coop;
       StepStatus shared;
       statuses[rank] = protocol::combine<FenceTransport>(coop, memory, rows, params, shared);
     });
-    for (int rank = 0; rank < 2; ++rank) {
+    for (int rank = 0; rank < 3; ++rank) {
       EXPECT_EQ(statuses[rank].result, StepResult::kMismatch);
       EXPECT_EQ(statuses[rank].phase, Phase::kCombine);
-      EXPECT_EQ(statuses[rank].peer, 1 - rank);
+      EXPECT_EQ(statuses[rank].peer, rank == 0 ? 1 : 0);
       EXPECT_EQ(statuses[rank].field, static_cast<std::int32_t>(
                                           size_differs ? CombineField::kRowBytes
                                                        : CombineField::kFormat));
+      const std::int64_t usual = size_differs ? 4 : kCombineBf16;
+      const std::int64_t other = size_differs ? 8 : kCombineFp32;
+      EXPECT_EQ(statuses[rank].want, rank == 0 ? usual : other);
+      EXPECT_EQ(statuses[rank].got, rank == 0 ? other : usual);
     }
   }
 }

@@ -70,13 +70,25 @@ void expect_keeps_nan() {
   }
 }
 
-TEST(Bf16Test, DecodesEveryPattern) { expect_decodes_every_code<Bf16>(bf16()); }
-TEST(Bf16Test, RoundsToNearestEven) { expect_rounds_to_nearest_even<Bf16>(bf16()); }
-TEST(Bf16Test, KeepsNan) { expect_keeps_nan<Bf16>(); }
+TEST(Bf16Test, DecodesEveryPattern) {
+  expect_decodes_every_code<Bf16>(bf16());
+}
+TEST(Bf16Test, RoundsToNearestEven) {
+  expect_rounds_to_nearest_even<Bf16>(bf16());
+}
+TEST(Bf16Test, KeepsNan) {
+  expect_keeps_nan<Bf16>();
+}
 
-TEST(Fp16Test, DecodesEveryPattern) { expect_decodes_every_code<Fp16>(fp16()); }
-TEST(Fp16Test, RoundsToNearestEven) { expect_rounds_to_nearest_even<Fp16>(fp16()); }
-TEST(Fp16Test, KeepsNan) { expect_keeps_nan<Fp16>(); }
+TEST(Fp16Test, DecodesEveryPattern) {
+  expect_decodes_every_code<Fp16>(fp16());
+}
+TEST(Fp16Test, RoundsToNearestEven) {
+  expect_rounds_to_nearest_even<Fp16>(fp16());
+}
+TEST(Fp16Test, KeepsNan) {
+  expect_keeps_nan<Fp16>();
+}
 
 TEST(Fp32Test, KeepsEveryNumber) {
   sweep_floats(fp16(), [](float value) {
@@ -90,22 +102,30 @@ TEST(Fp32Test, MakesNanQuiet) {
   }
 }
 
-TEST(E4M3Test, DecodesEveryByte) { expect_decodes_every_code<E4M3>(e4m3()); }
-TEST(E4M3Test, RoundsToNearestEvenAndSaturates) { expect_rounds_to_nearest_even<E4M3>(e4m3()); }
+TEST(E4M3Test, DecodesEveryByte) {
+  expect_decodes_every_code<E4M3>(e4m3());
+}
+TEST(E4M3Test, RoundsToNearestEvenAndSaturates) {
+  expect_rounds_to_nearest_even<E4M3>(e4m3());
+}
 TEST(E4M3Test, KnowsItsLimits) {
   EXPECT_EQ(E4M3::to_float(0x7e), 448.0f);
   EXPECT_EQ(E4M3::to_float(0x01), 0x1p-9f);
   EXPECT_EQ(E4M3::from_float(1e30f), 0x7e);
   EXPECT_EQ(E4M3::from_float(-HUGE_VALF), 0xfe);
-  for (const std::uint32_t bits : kNans) EXPECT_EQ(E4M3::from_float(float_of(bits)), E4M3::kNan);
+  for (const std::uint32_t bits : kNans)
+    EXPECT_EQ(E4M3::from_float(float_of(bits)), E4M3::kNan);
 }
 
 TEST(E2M1Test, DecodesEveryCode) {
   expect_decodes_every_code<E2M1>(e2m1());
   constexpr float kValues[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
-  for (std::uint8_t code = 0; code < 8; ++code) EXPECT_EQ(E2M1::to_float(code), kValues[code]);
+  for (std::uint8_t code = 0; code < 8; ++code)
+    EXPECT_EQ(E2M1::to_float(code), kValues[code]);
 }
-TEST(E2M1Test, RoundsToNearestEvenAndSaturates) { expect_rounds_to_nearest_even<E2M1>(e2m1()); }
+TEST(E2M1Test, RoundsToNearestEvenAndSaturates) {
+  expect_rounds_to_nearest_even<E2M1>(e2m1());
+}
 TEST(E2M1Test, HoldsTheEvenElementInTheLowNibble) {
   EXPECT_EQ(E2M1::pack(0x3, 0xc), 0xc3);
   EXPECT_EQ(E2M1::unpack(0xc3, 0), 0x3);

@@ -19,7 +19,8 @@ using testing::FormatOracle;
 template <class Type>
 std::vector<typename Type::Bits> stored(std::initializer_list<float> values) {
   std::vector<typename Type::Bits> bits;
-  for (const float value : values) bits.push_back(Type::from_float(value));
+  for (const float value : values)
+    bits.push_back(Type::from_float(value));
   return bits;
 }
 

@@ -34,7 +34,8 @@ TEST(ScaleLayoutTest, PadsToWholeTiles) {
   EXPECT_EQ(scale_matrix_bytes(SfLayout::k128x4, 129, 5), 256 * 8);
   EXPECT_EQ(scale_matrix_bytes(SfLayout::k8x4, 9, 4), 16 * 4);
   EXPECT_EQ(scale_matrix_bytes(SfLayout::kLinear, 9, 5), 45);
-  for (const SfLayout layout : kLayouts) EXPECT_EQ(scale_matrix_bytes(layout, 0, 7), 0);
+  for (const SfLayout layout : kLayouts)
+    EXPECT_EQ(scale_matrix_bytes(layout, 0, 7), 0);
 }
 
 TEST(ScaleLayoutTest, EveryByteBelongsToOneScale) {

@@ -21,13 +21,19 @@ def run_round(
     in_buffer: bool = False,
     output: torch.Tensor | None = None,
     poison: bool = True,
+    active: list[int] | None = None,
+    by_argument: bool = True,
 ) -> torch.Tensor:
     """Dispatch, run the case's experts, combine; assert that every byte is right.
 
-    Rows without a token hold NaN when they are combined.
+    Rows without a token hold NaN when they are combined. `active` are the ranks that take part,
+    passed as a mask or, unless `by_argument`, the instance's default already.
     """
-    result = instance.dispatch(**case.tensors(rank.rank))
-    expected = reference_results(instance, case)
+    arguments = case.tensors(rank.rank)
+    if active is not None and by_argument:
+        arguments["active_rank_mask"] = instance.active_rank_mask(active)
+    result = instance.dispatch(**arguments)
+    expected = reference_results(instance, case, active)
     check_dispatched(case, result, expected[rank.rank])
     rows = expert_output(case, rank.rank, expected[rank.rank].tokens, poison=poison)
     if in_buffer:
@@ -42,7 +48,9 @@ def run_round(
     return combined
 
 
-def reference_results(instance: moe_ep.MoEEpCommunication, case: Case) -> list:
+def reference_results(
+    instance: moe_ep.MoEEpCommunication, case: Case, active: list[int] | None = None
+) -> list:
     """Reference results with the placement of the transport that the step took."""
     return reference_dispatch(
         case.inputs,
@@ -50,6 +58,7 @@ def reference_results(instance: moe_ep.MoEEpCommunication, case: Case) -> list:
         tokens_per_rank=case.tokens_per_rank,
         invalid_expert_id=case.invalid_expert_id,
         placement="by_token" if instance.last_transport == "lamport" else "compact",
+        active_ranks=active,
     )
 
 
@@ -109,7 +118,7 @@ def expert_output(case: Case, rank: int, tokens: np.ndarray, *, poison: bool) ->
 
 def check_combined(case: Case, rank: int, combined: torch.Tensor, results: list) -> None:
     outputs = [
-        to_numpy(expert_output(case, dst, result.tokens, poison=False))
+        None if result is None else to_numpy(expert_output(case, dst, result.tokens, poison=False))
         for dst, result in enumerate(results)
     ]
     expected = reference_combine(results, outputs, case.tokens, case.dtype)[rank]

@@ -1,0 +1,84 @@
+// The dispatch kernel of large steps: a range of tokens a block, routed batch by batch.
+#pragma once
+
+#include "cuda/kernels/dispatch_await.cuh"
+#include "cuda/kernels/dispatch_put.cuh"
+#include "cuda/kernels/dispatch_route.cuh"
+
+namespace moe_ep::cuda {
+
+// The rows of a batch, piece by piece, every piece to all ranks its token visits.
+template <int Vectors>
+__device__ __forceinline__ void put_batch(const RouteTables& tables, const DispatchArgs& args,
+                                          std::int32_t first, std::int32_t num_tokens) {
+  const std::int32_t num_units = num_tokens * args.num_pieces;
+  for (std::int32_t unit = warp_id(); unit < num_units; unit += num_warps()) {
+    const std::int32_t local = unit / args.num_pieces;
+    const PutUnit put = put_unit<Vectors>(args, unit - local * args.num_pieces);
+    Piece<Vectors> piece;
+    load_unit(piece, args, put, first + local);
+    const protocol::Hop* hops = tables.hops + local * args.hops_per_token;
+    for (std::int32_t hop = 0; hop < tables.num_hops[local]; ++hop) {
+      put_piece(piece, args, put, hops[hop].rank, hops[hop].row);
+    }
+  }
+}
+
+template <int Words, int Vectors>
+__global__ void __launch_bounds__(kMaxBlockThreads, 1)
+    dispatch_large_kernel(const __grid_constant__ DispatchArgs args) {
+  __shared__ RouteTables routes;
+  __shared__ AwaitTables tables;
+  const protocol::DispatchParams& params = args.params;
+  const protocol::Workspace& workspace = params.workspace;
+  const std::int32_t num_ranks = workspace.layout.num_ranks;
+  protocol::SliceHeader* header = workspace.header();
+  if (args.early) launch_dependents();
+  for (std::int32_t rank = static_cast<std::int32_t>(threadIdx.x); rank < num_ranks;
+       rank += static_cast<std::int32_t>(blockDim.x)) {
+    routes.next_row[rank] = 0;
+  }
+  __syncthreads();
+  wait_for_producers();
+
+  const StepState state = StepState::load(header);
+  const bool drain = header->drain != 0;
+  const RankMask* mask = args.mask();
+  const auto active = to_bits<Words>(mask);
+  if (threadIdx.x < kRankMaskWords) tables.active.words[threadIdx.x] = mask->words[threadIdx.x];
+  const std::int32_t begin = static_cast<std::int32_t>(blockIdx.x) * args.tokens_per_block;
+  const std::int32_t end = min(begin + args.tokens_per_block, params.num_tokens);
+
+  if (drain) {  // the same in all blocks: only the last one to arrive changes the word
+    __syncthreads();
+    if (!drain_peers(tables, args, state.epoch)) return;
+  }
+  count_earlier<Words>(routes, args, active, begin);
+  for (std::int32_t first = begin; first < end; first += args.batch_tokens) {
+    const std::int32_t batch_end = min(first + args.batch_tokens, end);
+    const auto ranks = vote<Words>(routes, args, active, first, batch_end);
+    if (__syncthreads_or(state.failed)) return;  // also if a thread saw it that another did not
+    place_groups(routes, num_ranks, batch_end - first);
+    __syncthreads();
+    list_hops<Words>(routes, args, ranks, first, batch_end);
+    __syncthreads();
+    put_batch<Vectors>(routes, args, first, batch_end - first);
+  }
+  if (__syncthreads_or(state.failed)) return;
+  const auto rows_for = [&](std::int32_t peer) { return routes.next_row[peer]; };
+  if (blockIdx.x == gridDim.x - 1) put_counts(params, tables.active, rows_for);
+  if (blockIdx.x == 0) {
+    put_signatures(params, tables.active);
+    put_stats(params, tables.active);
+  }
+
+  __syncthreads();
+  if (!arrive_last(tables.is_last, &header->dispatch_arrivals)) return;
+  const Epoch epoch = protocol::next_epoch(state.epoch);
+  exchange_flags(tables, args, epoch, [&](std::int32_t peer) {
+    return gridDim.x == 1 ? rows_for(peer) : __ldcg(workspace.send_counts() + peer);
+  });
+  keep_state(tables, header, epoch);
+}
+
+}  // namespace moe_ep::cuda

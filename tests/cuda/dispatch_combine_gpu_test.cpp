@@ -1,0 +1,211 @@
+// Dispatch and combine on GPUs against a naive reference, byte by byte.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+
+#include "step.hpp"
+
+namespace moe_ep::testing {
+namespace {
+
+constexpr int kExperts = 5;  // of the statistics
+constexpr std::int64_t kDispatchRow = 1600;
+constexpr std::int64_t kCombineRow = 1400;
+
+protocol::WorkspaceLayout layout_for(int num_ranks, int max_tokens) {
+  return protocol::WorkspaceLayout::make(
+      num_ranks, max_tokens, kExperts,
+      protocol::WorkspaceLayout::required_bytes(num_ranks, max_tokens, kExperts, kDispatchRow,
+                                                kCombineRow));
+}
+
+struct Place {
+  std::string name;
+  std::vector<int> devices;
+};
+
+std::vector<Place> places() {
+  std::vector<Place> all;
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    all.push_back({"OneGpu" + std::to_string(ranks), std::vector<int>(static_cast<std::size_t>(ranks))});
+  }
+  all.push_back({"TwoGpus2", {0, 1}});
+  all.push_back({"TwoGpus5", {0, 1, 1, 0, 1}});
+  return all;
+}
+
+class DispatchCombineGpuTest : public ::testing::TestWithParam<Place> {
+ protected:
+  void SetUp() override {
+    const int needed = *std::max_element(GetParam().devices.begin(), GetParam().devices.end()) + 1;
+    if (num_gpus() < needed) {
+      GTEST_SKIP() << "needs " << needed << " GPUs, got " << num_gpus();
+    }
+  }
+  int num_ranks() const { return static_cast<int>(GetParam().devices.size()); }
+  std::unique_ptr<Rig> make_rig(int max_tokens) const {
+    return std::make_unique<Rig>(GetParam().devices, layout_for(num_ranks(), max_tokens));
+  }
+};
+
+int num_cases(int wanted) {
+  const char* text = std::getenv("MOE_EP_GPU_TEST_CASES");
+  return text == nullptr ? wanted : std::max(1, wanted * std::atoi(text) / 100);
+}
+
+// Ways to get the rows: pulled, pushed, pushed to some and pulled by others.
+void choose_tuning(Step& step, Random& random) {
+  const int way = pick(random, 0, 3);
+  const int lag = pick(random, 0, 2);
+  const std::int64_t chunk_bytes = pick(random, 0, 1) == 0 ? 0 : 16 << 10;
+  for (StepRank& rank : step.ranks()) {
+    rank.tuning.push_bytes = way == 0 ? -1 : 0;
+    rank.tuning.min_push_blocks = way == 1 || pick(random, 0, 1) == 0 ? 1 : 1000;
+    rank.tuning.lag = lag;
+    rank.tuning.chunk_bytes = chunk_bytes;
+  }
+}
+
+TEST_P(DispatchCombineGpuTest, RandomStepsAreExact) {
+  Random random(17u + static_cast<unsigned>(num_ranks()));
+  for (const int max_tokens : {3, 70}) {
+    const auto rig = make_rig(max_tokens);
+    for (int index = 0; index < num_cases(24); ++index) {
+      SCOPED_TRACE("capacity " + std::to_string(max_tokens) + ", case " + std::to_string(index));
+      const StepShape shape =
+          random_shape(random, num_ranks(), max_tokens, kExperts, kDispatchRow, kCombineRow);
+      Step step(*rig, shape, random);
+      choose_tuning(step, random);
+      step.run();
+      rig->synchronize();
+      ASSERT_NO_THROW(step.check());
+      if (shape.active != RankMask::first(num_ranks())) rig->reset();  // epochs have come apart
+    }
+  }
+}
+
+TEST_P(DispatchCombineGpuTest, StepsFollowEachOtherWithoutTheHost) {
+  Random random(4711u + static_cast<unsigned>(num_ranks()));
+  const auto rig = make_rig(40);
+  for (const cuda::Pdl pdl : {cuda::Pdl::kOff, cuda::Pdl::kLate, cuda::Pdl::kEarly}) {
+    for (int rank = 0; rank < rig->size(); ++rank) (*rig)[rank].options.pdl = pdl;
+    std::vector<std::unique_ptr<Step>> steps;
+    for (int index = 0; index < num_cases(12); ++index) {
+      StepShape shape = random_shape(random, num_ranks(), 40, kExperts, kDispatchRow, kCombineRow);
+      shape.active = RankMask::first(num_ranks());
+      steps.push_back(std::make_unique<Step>(*rig, shape, random));
+      choose_tuning(*steps.back(), random);
+    }
+    for (const auto& step : steps) step->run();
+    rig->synchronize();
+    for (std::size_t index = 0; index < steps.size(); ++index) {
+      SCOPED_TRACE("step " + std::to_string(index));
+      ASSERT_NO_THROW(steps[index]->check());
+    }
+  }
+}
+
+// One thread enqueues everything of one rank before anything of the next.
+TEST_P(DispatchCombineGpuTest, RanksMayBeLaunchedOneAfterAnother) {
+  Random random(99u);
+  const auto rig = make_rig(33);
+  for (int index = 0; index < num_cases(8); ++index) {
+    StepShape shape = random_shape(random, num_ranks(), 33, kExperts, kDispatchRow, kCombineRow);
+    shape.active = RankMask::first(num_ranks());
+    Step step(*rig, shape, random);
+    choose_tuning(step, random);
+    for (int rank = 0; rank < rig->size(); ++rank) {
+      step.dispatch(rank);
+      step.combine(rank);
+    }
+    rig->synchronize();
+    ASSERT_NO_THROW(step.check());
+  }
+}
+
+struct Graph {
+  std::vector<cudaGraphExec_t> execs;
+  ~Graph() {
+    for (cudaGraphExec_t exec : execs) cudaGraphExecDestroy(exec);
+  }
+};
+
+std::unique_ptr<Graph> capture(Rig& rig, Step& step) {
+  auto graph = std::make_unique<Graph>();
+  for (int rank = 0; rank < rig.size(); ++rank) {
+    const cudaStream_t stream = rig.use(rank).stream;
+    MOE_EP_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    step.dispatch(rank);
+    step.combine(rank);
+    cudaGraph_t captured = nullptr;
+    MOE_EP_CUDA_CHECK(cudaStreamEndCapture(stream, &captured));
+    cudaGraphExec_t exec = nullptr;
+    MOE_EP_CUDA_CHECK(cudaGraphInstantiate(&exec, captured, 0));
+    MOE_EP_CUDA_CHECK(cudaGraphDestroy(captured));
+    graph->execs.push_back(exec);
+  }
+  return graph;
+}
+
+TEST_P(DispatchCombineGpuTest, GraphsOfSeveralSizesMixWithEagerSteps) {
+  Random random(5u + static_cast<unsigned>(num_ranks()));
+  const auto rig = make_rig(64);
+  for (const cuda::Pdl pdl : {cuda::Pdl::kOff, cuda::Pdl::kEarly}) {
+    for (int rank = 0; rank < rig->size(); ++rank) (*rig)[rank].options.pdl = pdl;
+    std::vector<std::unique_ptr<Step>> steps;
+    std::vector<std::unique_ptr<Graph>> graphs;
+    for (const int tokens : {1, 7, 64}) {
+      StepShape shape = random_shape(random, num_ranks(), 64, kExperts, kDispatchRow, kCombineRow);
+      shape.active = RankMask::first(num_ranks());
+      shape.tokens_per_rank = tokens;
+      steps.push_back(std::make_unique<Step>(*rig, shape, random));
+      choose_tuning(*steps.back(), random);
+      steps.back()->run();  // eager warm-up
+      rig->synchronize();
+      graphs.push_back(capture(*rig, *steps.back()));
+    }
+    for (int round = 0; round < num_cases(20); ++round) {
+      const auto which = static_cast<std::size_t>(pick(random, 0, 2));
+      const bool eager = pick(random, 0, 2) == 0;
+      if (eager) steps[which]->refill(random);  // a graph keeps its numbers of tokens
+      if (eager) {
+        steps[which]->run();
+      } else {
+        // Numbers of tokens are constants of a captured launch: refill until they fit again.
+        for (int rank = 0; rank < rig->size(); ++rank) {
+          MOE_EP_CUDA_CHECK(
+              cudaGraphLaunch(graphs[which]->execs[static_cast<std::size_t>(rank)],
+                              rig->use(rank).stream));
+        }
+      }
+      rig->synchronize();
+      SCOPED_TRACE("round " + std::to_string(round) + (eager ? ", eager" : ", graph"));
+      ASSERT_NO_THROW(steps[which]->check());
+      if (eager) graphs[which] = capture(*rig, *steps[which]);
+    }
+  }
+}
+
+TEST_P(DispatchCombineGpuTest, EpochsMayWrap) {
+  Random random(1u);
+  const auto rig = make_rig(9);
+  for (const protocol::Epoch epoch : {0x7ffffffdu, 0xfffffffdu}) {
+    rig->reset(epoch);
+    for (int index = 0; index < 6; ++index) {
+      StepShape shape = random_shape(random, num_ranks(), 9, kExperts, kDispatchRow, kCombineRow);
+      shape.active = RankMask::first(num_ranks());
+      Step step(*rig, shape, random);
+      choose_tuning(step, random);
+      step.run();
+      rig->synchronize();
+      ASSERT_NO_THROW(step.check());
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Places, DispatchCombineGpuTest, ::testing::ValuesIn(places()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace moe_ep::testing
