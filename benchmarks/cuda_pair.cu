@@ -4,6 +4,7 @@
 //   cuda_pair [--ranks R] [--one-gpu] [--tokens 1,8,...] [--fp8-dispatch] [--fp8-combine]
 //             [--external] [--no-pdl] [--late-pdl] [--max-sms N] [--hidden H] [--top-k K]
 //             [--experts E] [--push-bytes N] [--lag N] [--chunk-bytes N] [--pull-blocks N]
+//             [--threads N] [--dispatch-threads N]
 //
 // Prints one line a case: T, time of a pair (median of replays, maximum over ranks), from 1024
 // tokens on also time and physical GB/s of each phase, and the share of the copy engines' rate with
@@ -37,6 +38,7 @@ struct Options {
   int max_sms = 0, hidden = 7168, top_k = 8, experts = 256;
   std::vector<int> tokens{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
   cuda::CombineTuning tuning;
+  cuda::DispatchTuning dispatch_tuning;
 };
 
 __host__ __device__ inline std::uint32_t hash(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
@@ -115,7 +117,8 @@ class Pair {
 
   void dispatch(int rank) {
     RigRank& place = rig_.use(rank);
-    MOE_EP_CUDA_CHECK(cuda::launch_dispatch(at(rank).dispatch, place.options, place.stream));
+    MOE_EP_CUDA_CHECK(cuda::launch_dispatch(at(rank).dispatch, place.options, place.stream,
+                                            options_.dispatch_tuning));
   }
   void combine(int rank) {
     RigRank& place = rig_.use(rank);
@@ -418,6 +421,8 @@ Options parse(int argc, char** argv) {
     else if (name == "--push-bytes") options.tuning.push_bytes = value();
     else if (name == "--lag") options.tuning.lag = static_cast<int>(value());
     else if (name == "--chunk-bytes") options.tuning.chunk_bytes = value();
+    else if (name == "--threads") options.tuning.threads = static_cast<int>(value());
+    else if (name == "--dispatch-threads") options.dispatch_tuning.threads = static_cast<int>(value());
     else if (name == "--pull-blocks") options.tuning.pull_blocks = static_cast<int>(value());
     else if (name == "--tokens" && i + 1 < argc) {
       options.tokens.clear();

@@ -47,7 +47,8 @@ class Team::Crew {
       stopping_ = true;
     }
     wake_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
+    for (std::thread& worker : workers_)
+      worker.join();
   }
 
   void work(int thread) {
@@ -75,7 +76,11 @@ class Team::Crew {
   bool stopping_ = false;
 };
 
-Team::~Team() { forget_foreign_crew(); }
+Team::Team(int num_threads) : num_threads_(num_threads) {}
+
+Team::~Team() {
+  forget_foreign_crew();
+}
 
 // Threads of a parent process do not exist here, and a fork may have copied their locks in any
 // state: such a crew can be neither stopped nor destroyed, only left alone.

@@ -65,7 +65,7 @@ class TeamCoop {
 class Team {
  public:
   // @param num_threads of a job, the caller included; at least 1
-  explicit Team(int num_threads) : num_threads_(num_threads) {}
+  explicit Team(int num_threads);
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;

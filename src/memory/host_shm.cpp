@@ -10,6 +10,7 @@
 
 #include "comm/agree.hpp"
 #include "comm/group_failure.hpp"
+#include "memory/free_memory.hpp"
 #include "memory/publication.hpp"
 
 namespace moe_ep::memory {
@@ -43,16 +44,17 @@ HostWorkspace::HostWorkspace(CommBackend& comm, std::size_t bytes, int num_ranks
     : members_(members) {
   num_ranks_ = num_ranks;
   bytes_ = bytes;
-  MemberInfo own;
-  const auto failure = failure_of([&] {
+  auto failure = failure_of([&] {
     if (bytes == 0) throw MoEEpError("bytes must be positive, got 0");
     require_members(comm, members);
     rank_ = members[index_of(comm)];
     slice_stride_ = SliceMap::stride_of(bytes, num_ranks);
-    segment_ = HostSegment::create(segment_bytes());
-    own = describe(members);
+    require_free_memory(members.size() * segment_bytes());
   });
-  const auto infos = gather_members(comm, kCreate, failure, own);
+  // Nobody takes memory before everybody has seen that there is enough for all.
+  gather_members(comm, kCreate, failure, describe(members));
+  failure = failure_of([&] { segment_ = HostSegment::create(segment_bytes()); });
+  const auto infos = gather_members(comm, kCreate, failure, describe(members));
   id_ = infos.front().nonce;
   create_view(comm, infos);
   view_->attach(rank_);
@@ -83,8 +85,10 @@ void HostWorkspace::checkpoint_restore(CommBackend& comm) {
   const std::size_t own = index_of(comm);
   auto failure = failure_of([&] {
     require_own_place(comm, members_);
-    segment_ = HostSegment::create(segment_bytes());
+    require_free_memory(members_.size() * segment_bytes());
   });
+  gather_outcomes(comm, kRestore, failure);
+  failure = failure_of([&] { segment_ = HostSegment::create(segment_bytes()); });
   std::vector<MemberInfo> infos;
   try {
     infos = gather_members(comm, kRestore, failure, describe(members_));

@@ -79,7 +79,7 @@ TEST_P(FailureInCombineGpuTest, ARankThatDoesNotCombineIsNamed) {
   Step step(*rig_, shape(0.3), random_);
   for (StepRank& rank : step.ranks()) {
     rank.tuning.push_bytes = GetParam() ? 0 : -1;
-    rank.tuning.min_push_blocks = 1;
+    rank.tuning.min_push_sms = 1;
   }
   for (const int rank : {0, 1, 2}) step.dispatch(rank);
   for (const int rank : {0, 1}) step.combine(rank);

@@ -15,7 +15,8 @@ using namespace moe_ep::protocol;
 
 struct DeviceMemory {
   __device__ void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes) {
-    for (std::int64_t at = 0; at < bytes; ++at) to[at] = from[at];
+    for (std::int64_t at = 0; at < bytes; ++at)
+      to[at] = from[at];
   }
   __device__ void store_release(std::uint32_t* word, std::uint32_t value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
@@ -54,7 +55,8 @@ struct BlockRows {
   Bf16::Bits* output;
 
   __device__ void place(std::byte* to, const std::byte* from) {
-    for (std::int64_t at = 0; at < params.row_bytes; ++at) to[at] = from[at];
+    for (std::int64_t at = 0; at < params.row_bytes; ++at)
+      to[at] = from[at];
   }
   __device__ void sum(std::int32_t token, const std::byte* const* rows, std::int32_t num_rows) {
     for (std::int32_t element = 0; element < params.elements; ++element) {

@@ -17,15 +17,18 @@ namespace {
 
 constexpr std::size_t kBytes = 3 << 20;
 
-// Runs `body(rank, comm)` on threads; returns what each threw.
+int device_of(int rank) { return rank % std::max(1, num_gpus()); }
+
+// Runs `body(rank, comm)` on threads, each with its device current; returns what each threw.
 std::vector<std::string> on_threads(int size,
                                     const std::function<void(int, CommBackend&)>& body) {
-  LocalGroup group(size, std::chrono::seconds(30));
+  LocalGroup group(size, std::chrono::seconds(10));
   std::vector<std::string> failures(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       try {
+        MOE_EP_CUDA_CHECK(cudaSetDevice(device_of(rank)));
         body(rank, *group.backend(rank));
       } catch (const std::exception& error) {
         failures[static_cast<std::size_t>(rank)] = error.what();
@@ -42,8 +45,6 @@ std::vector<int> all_of(int size) {
   return members;
 }
 
-int device_of(int rank) { return rank % std::max(1, num_gpus()); }
-
 std::shared_ptr<SymmetricWorkspace> make(CommBackend& comm, std::size_t bytes, int device) {
   return SymmetricWorkspace::create_cuda(comm, bytes, device, comm.get_size(),
                                          all_of(comm.get_size()), false);
@@ -51,7 +52,6 @@ std::shared_ptr<SymmetricWorkspace> make(CommBackend& comm, std::size_t bytes, i
 
 // Every rank writes its mark into every slice and then finds everybody's in its own.
 void expect_shared(SymmetricWorkspace& workspace, CommBackend& comm) {
-  MOE_EP_CUDA_CHECK(cudaSetDevice(device_of(workspace.rank())));
   const int size = workspace.num_ranks();
   for (int peer = 0; peer < size; ++peer) {
     const int mark = 100 * workspace.rank() + peer;

@@ -1,7 +1,9 @@
 """moe-ep as a command: help, version, and what it costs to ask for them."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -132,3 +134,17 @@ def test_a_bad_value_is_refused_with_code_2_and_a_message(arguments):
     # The message is boxed and may be wrapped.
     words = " ".join(result.output.replace("│", " ").split())
     assert BAD[arguments] in words
+
+
+def test_documented_options_exist():
+    import typer
+
+    known = {"--help", "--version"}
+    for command in typer.main.get_command(app).commands.values():
+        for parameter in command.params:
+            known |= {*parameter.opts, *parameter.secondary_opts}
+    root = Path(__file__).parents[2]
+    for name in ("cli.md", "benchmark.md"):
+        text = (root / "docs" / name).read_text()
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+        assert named <= known, name

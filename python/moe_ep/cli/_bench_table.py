@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 __all__ = ["LEGEND", "make_table", "make_title"]
 
 LEGEND = (
-    "Medians in us; p90, p99 and ranks (smallest and largest median of a rank) are the pair's. "
+    "Medians in us (k: thousand); p90, p99 and ranks (smallest and largest median of a rank) are the pair's. "
     "GB/s: physical bytes out of a rank in a pair. /memcpy: pair over a memcpy of the same bytes. "
     "Gloo/, wire/: the same step over all_to_all_single, and its exchanges alone, over the pair."
 )
@@ -75,4 +75,4 @@ def make_title(row: dict[str, Any]) -> str:
 def _us(microseconds: float) -> str:
     if microseconds < 100:
         return f"{microseconds:.1f}"
-    return f"{microseconds:.0f}" if microseconds < 1e5 else f"{microseconds:.3g}"
+    return f"{microseconds:.0f}" if microseconds < 1e4 else f"{microseconds / 1000:.0f}k"

@@ -75,19 +75,19 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   const CombineVariant variant =
       variant_for(params.format, fp8, wide, output.format != OutputFormat::kPlain);
 
-  std::int32_t blocks = options.max_blocks();
+  std::int32_t blocks = options.max_blocks(tuning.threads);
   const std::int64_t num_rounds = ceil_div(params.elements, variant.round);
-  constexpr std::int32_t kWarps = kMaxBlockThreads / kWarp;
+  const std::int32_t warps = tuning.threads / kWarp;
   if (args.push) {
-    args.ask_landing = blocks >= tuning.min_push_blocks;
+    args.ask_landing = options.sms() >= tuning.min_push_sms;
     if (blocks > args.num_tiles) blocks = args.num_tiles;
     args.rounds_per_unit =
-        static_cast<std::int32_t>(ceil_div(num_rounds * args.chunk_rows(), kWarps));
+        static_cast<std::int32_t>(ceil_div(num_rounds * args.chunk_rows(), warps));
   } else {
     if (tuning.pull_blocks > 0 && blocks > tuning.pull_blocks) blocks = tuning.pull_blocks;
     // As many units as warps, if there is that much to do.
     args.rounds_per_unit = static_cast<std::int32_t>(
-        ceil_div(num_rounds * params.num_tokens, static_cast<std::int64_t>(blocks) * kWarps));
+        ceil_div(num_rounds * params.num_tokens, static_cast<std::int64_t>(blocks) * warps));
   }
   if (args.rounds_per_unit < 1) args.rounds_per_unit = 1;
   if (args.rounds_per_unit > num_rounds) {
@@ -100,13 +100,13 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   }
   if (!args.push) {
     const std::int64_t sums = ceil_div(
-        static_cast<std::int64_t>(params.num_tokens) * args.units_per_token, kWarps);
+        static_cast<std::int64_t>(params.num_tokens) * args.units_per_token, warps);
     const std::int64_t tiles = args.place ? args.num_tiles : 1;
     const std::int64_t useful = sums > tiles ? sums : tiles;
     if (blocks > useful) blocks = static_cast<std::int32_t>(useful);
   }
   const std::size_t scale_bytes = fp8 ? 4 * protocol::fp8_num_blocks(params.elements) : 0;
-  return enqueue(variant.kernel, blocks, kMaxBlockThreads, scale_bytes, options.pdl, stream, args);
+  return enqueue(variant.kernel, blocks, tuning.threads, scale_bytes, options.pdl, stream, args);
 }
 
 cudaError_t preload_combine() {

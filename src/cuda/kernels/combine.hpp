@@ -33,9 +33,10 @@ namespace moe_ep::cuda {
 // What measurements choose; the defaults are theirs (docs, "cuda_pair").
 struct CombineTuning {
   std::int64_t push_bytes = 4 << 20;  // peers push when T x row bytes is at least this; -1: never
-  std::int32_t min_push_blocks = 48;  // with fewer blocks a rank pulls
+  std::int32_t min_push_sms = 48;     // with fewer multiprocessors a rank pulls
   std::int32_t lag = 1;               // tiles pushed ahead of the one summed, per block
   std::int64_t chunk_bytes = 16 << 10;  // a chunk has at least so many, within its bounds
+  std::int32_t threads = 1024;        // of a block; a power of two
   std::int32_t pull_blocks = 0;       // at most, when nothing is pushed; 0: no bound
 };
 

@@ -41,31 +41,35 @@ void plan_pieces(DispatchArgs& args, std::int32_t vectors) {
 }  // namespace
 
 cudaError_t launch_dispatch(const protocol::DispatchParams& params, const LaunchOptions& options,
-                            cudaStream_t stream) {
+                            cudaStream_t stream, const DispatchTuning& tuning) {
   DispatchArgs args;
   args.params = params;
   args.default_mask = options.default_mask;
   args.record = options.record;
   args.ownership = FastOwnership::make(params.ownership);
   args.early = options.early();
+  const std::int32_t num_ranks = params.workspace.layout.num_ranks;
   const std::int32_t num_tokens = params.num_tokens > 1 ? params.num_tokens : 1;
-  const std::int32_t max_blocks = options.max_blocks();
+  if (num_tokens <= options.max_blocks() && num_ranks <= 32) {
+    plan_pieces(args, kSmallVectors);
+    // A warp a piece, and some for the peers.
+    std::int32_t warps = args.num_pieces + num_ranks;
+    if (warps < 4) warps = 4;
+    if (warps > kMaxBlockThreads / kWarp) warps = kMaxBlockThreads / kWarp;
+    return enqueue(kernel_for(num_ranks, true), num_tokens, warps * kWarp, 0, options.pdl, stream,
+                   args);
+  }
+  plan_pieces(args, kLargeVectors);
+  const std::int32_t max_blocks = options.max_blocks(tuning.threads);
   args.tokens_per_block = (num_tokens + max_blocks - 1) / max_blocks;
-  const std::int32_t blocks = (num_tokens + args.tokens_per_block - 1) / args.tokens_per_block;
   const std::int32_t hops = params.workspace.layout.hops_per_token();
   args.hops_per_token = params.top_k < hops ? params.top_k : hops;
   args.batch_tokens = kRouteHops / args.hops_per_token / kWarp * kWarp;
   if (args.batch_tokens > kRouteGroups * kWarp) args.batch_tokens = kRouteGroups * kWarp;
-  const std::int32_t num_ranks = params.workspace.layout.num_ranks;
-  const bool small = args.tokens_per_block == 1 && num_ranks <= 32;
-  plan_pieces(args, small ? kSmallVectors : kLargeVectors);
-  // In a small step a warp a piece, but enough for the peers; later there is work for all.
-  std::int32_t warps = kMaxBlockThreads / kWarp;
-  if (small) {
-    const std::int32_t useful = args.num_pieces + num_ranks;
-    if (useful < warps) warps = useful > 4 ? useful : 4;
-  }
-  return enqueue(kernel_for(num_ranks, small), blocks, warps * kWarp, 0, options.pdl, stream, args);
+  if (args.batch_tokens > tuning.threads) args.batch_tokens = tuning.threads;
+  return enqueue(kernel_for(num_ranks, false),
+                 (num_tokens + args.tokens_per_block - 1) / args.tokens_per_block, tuning.threads,
+                 0, options.pdl, stream, args);
 }
 
 cudaError_t preload_dispatch() {

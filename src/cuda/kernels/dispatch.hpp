@@ -20,9 +20,14 @@
 
 namespace moe_ep::cuda {
 
+// What measurements choose.
+struct DispatchTuning {
+  std::int32_t threads = 1024;  // of a block in large steps; a power of two, 256 at least
+};
+
 // Enqueues one rank's dispatch. Allocates nothing, never waits. `params.timeout_ns` bounds the wait.
 cudaError_t launch_dispatch(const protocol::DispatchParams& params, const LaunchOptions& options,
-                            cudaStream_t stream);
+                            cudaStream_t stream, const DispatchTuning& tuning = {});
 
 // Loads the kernels on the current device, so that a first step does not have to.
 cudaError_t preload_dispatch();

@@ -47,6 +47,9 @@ enum class Pdl : std::uint8_t {
   kEarly,  // as soon as all of the predecessor's blocks run
 };
 
+// Threads of a block at most; with 64 registers each they fill a multiprocessor.
+inline constexpr int kMaxBlockThreads = 1024;
+
 struct LaunchOptions {
   // Device memory with the ranks that take part, read by the kernel; null: those of the parameters.
   const RankMask* default_mask = nullptr;
@@ -57,17 +60,19 @@ struct LaunchOptions {
   std::int32_t ranks_on_device = 1;  // that run at the same time
   Pdl pdl = Pdl::kOff;
 
-  // Every kernel here has blocks of which one fits a multiprocessor at any time.
-  std::int32_t max_blocks() const {
-    std::int32_t blocks = num_sms / (ranks_on_device > 1 ? ranks_on_device : 1);
-    if (max_sms > 0 && max_sms < blocks) blocks = max_sms;
-    return blocks > 1 ? blocks : 1;
+  // Multiprocessors that a launch may fill.
+  std::int32_t sms() const {
+    std::int32_t sms = num_sms / (ranks_on_device > 1 ? ranks_on_device : 1);
+    if (max_sms > 0 && max_sms < sms) sms = max_sms;
+    return sms > 1 ? sms : 1;
+  }
+  // Blocks of `threads` that fill them; of every kernel here, kMaxBlockThreads / threads blocks fit a
+  // multiprocessor at any time.
+  std::int32_t max_blocks(std::int32_t threads = kMaxBlockThreads) const {
+    return sms() * (kMaxBlockThreads / threads);
   }
   bool early() const { return pdl == Pdl::kEarly && ranks_on_device == 1; }
 };
-
-// Threads of a block at most; with 64 registers each they fill a multiprocessor.
-inline constexpr int kMaxBlockThreads = 1024;
 
 // Enqueues `kernel` with its one argument. Clears nothing and waits for nothing.
 template <class Args>

@@ -102,7 +102,8 @@ TEST_P(BackendSuite, RowsThatAreNotContiguousAreRefused) {
     const TensorView good_ids = halved(ids.view());
     refused({.hidden_states = every_second(hidden.view()), .topk_ids = good_ids}, "hidden_states");
     refused({.hidden_states = good_hidden, .topk_ids = every_second(ids.view())}, "topk_ids");
-    refused({.hidden_states = good_hidden, .topk_ids = good_ids,
+    refused({.hidden_states = good_hidden,
+             .topk_ids = good_ids,
              .topk_weights = every_second(weights.view())},
             "topk_weights");
     run_step(backend(), comm, step);  // nothing was sent

@@ -34,9 +34,9 @@ std::unique_ptr<MoEEpCommunication> BackendSuite::make(int rank,
 
 void BackendSuite::run(int num_ranks, const RankBody& body) const {
   using std::chrono::seconds;
-  EXPECT_TRUE(all_ok(spawn_ranks(backend().kind(), num_ranks, body,
-                                 {.deadline = seconds(kTimeoutSec + 40),
-                                  .comm_timeout = seconds(kTimeoutSec)})));
+  EXPECT_TRUE(all_ok(
+      spawn_ranks(backend().kind(), num_ranks, body,
+                  {.deadline = seconds(kTimeoutSec + 40), .comm_timeout = seconds(kTimeoutSec)})));
 }
 
 void BackendSuite::run_instances(int num_ranks, const MoEEpCommParams& params,
@@ -54,7 +54,8 @@ void BackendSuite::run_steps(const std::vector<GroupStep>& steps, const StepOpti
     params.max_tokens_per_rank = std::max(params.max_tokens_per_rank, step.tokens_per_rank);
   }
   run_instances(steps.front().num_ranks, params, config, [&](MoEEpCommunication& comm, int) {
-    for (const GroupStep& step : steps) run_step(backend(), comm, step, options);
+    for (const GroupStep& step : steps)
+      run_step(backend(), comm, step, options);
   });
 }
 

@@ -15,7 +15,8 @@ namespace {
 std::uint64_t hash_of(const std::vector<std::vector<std::byte>>& rows) {
   std::uint64_t hash = 0;
   for (const auto& row : rows) {
-    for (const std::byte byte : row) hash = mix(hash, static_cast<std::uint64_t>(byte));
+    for (const std::byte byte : row)
+      hash = mix(hash, static_cast<std::uint64_t>(byte));
   }
   return hash;
 }
@@ -41,8 +42,9 @@ TEST_P(BackendSuite, RandomStepsHaveTheReferencesBits) {
     run_instances(num_ranks, params_for(largest), config, [&](MoEEpCommunication& comm, int rank) {
       for (std::uint64_t seed = 0; active.test(rank) && seed < kSteps; ++seed) {
         const auto draw = mix(group, 4, seed);
-        GroupStep step = random_step(1000 * group + seed, num_ranks, largest.num_experts, top_k,
-                                     hidden, 1 + static_cast<std::int64_t>(draw % kCapacity), dtype);
+        GroupStep step =
+            random_step(1000 * group + seed, num_ranks, largest.num_experts, top_k, hidden,
+                        1 + static_cast<std::int64_t>(draw % kCapacity), dtype);
         step.active = active;
         StepOptions options;
         options.hidden_dtype = dtype;
@@ -103,7 +105,8 @@ TEST_P(BackendSuite, ZerosHaveTheContractsSign) {
         minus_zero[element * size + size - 1] = std::byte{0x80};
       }
       Tensor rows(backend(), dtype, 8, 3);
-      for (int row = 0; row < 8; ++row) rows.set_row(row, minus_zero);
+      for (int row = 0; row < 8; ++row)
+        rows.set_row(row, minus_zero);
       Tensor output(backend(), dtype, comm.num_local_tokens(), 3);
       comm.combine(rows.view(), output.view());
       if (rank != 0) return;

@@ -28,16 +28,15 @@ void run_with_stats(const SuiteBackend& backend, MoEEpCommunication& comm, std::
   DispatchInputs inputs;
   inputs.hidden_states = hidden.view();
   inputs.topk_ids = ids.view();
-  inputs.eplb_local_stats =
-      TensorView(stats.view().data, kInt32, {kExperts}, stats.view().device);
+  inputs.eplb_local_stats = TensorView(stats.view().data, kInt32, {kExperts}, stats.view().device);
   if (active != RankMask::first(num_ranks)) inputs.active_rank_mask = active;
   const auto received = comm.dispatch(inputs);
   const TensorView& gathered = received.eplb_gathered_stats.value();
   check(gathered.dtype == kInt32 && gathered.size(0) == num_ranks && gathered.size(1) == kExperts,
         "statistics came as " + describe(gathered));
   for (int src = 0; src < num_ranks; ++src) {
-    const auto expected = active.test(src) ? stats_of(src, seed)
-                                           : std::vector<std::byte>(kExperts * 4);
+    const auto expected =
+        active.test(src) ? stats_of(src, seed) : std::vector<std::byte>(kExperts * 4);
     check(row_of(backend, gathered, src) == expected,
           "statistics of rank " + std::to_string(src) + " differ");
   }
@@ -90,8 +89,8 @@ TEST_P(BackendSuite, StatisticsOfAnotherShapeAreRefused) {
         TensorView stats(memory.view().data, dtype, shape, memory.view().device);
         stats.strides[static_cast<std::size_t>(stats.ndim - 1)] = stride;
         try {
-          comm.dispatch({.hidden_states = hidden.view(), .topk_ids = ids.view(),
-                         .eplb_local_stats = stats});
+          comm.dispatch(
+              {.hidden_states = hidden.view(), .topk_ids = ids.view(), .eplb_local_stats = stats});
         } catch (const std::invalid_argument& error) {
           return error.what();
         }

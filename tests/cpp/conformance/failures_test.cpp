@@ -68,12 +68,14 @@ TEST_P(BackendSuite, RankThatNeverDispatchesIsNamedByAllOthers) {
     if (rank != 1) {
       expect_timeout([&] { StepRunner(backend(), *comm, step).send(); }, {1}, Phase::kDispatch,
                      "dispatch: every active rank must arrive within 1 s, got nothing from rank 1 "
-                     "(rank " + std::to_string(rank) + ", step 2)");
+                     "(rank " +
+                         std::to_string(rank) + ", step 2)");
       expect_refuses(backend(), *comm, step);
     }
     comm->recover({0, 1, 2}, group);
     comm->check();
-    for (int round = 0; round < 3; ++round) run_step(backend(), *comm, step);
+    for (int round = 0; round < 3; ++round)
+      run_step(backend(), *comm, step);
   });
 }
 
@@ -86,7 +88,8 @@ TEST_P(BackendSuite, RankThatNeverCombinesIsNamedByAllOthers) {
     if (rank != 0) {
       expect_timeout([&] { runner.combine(); }, {0}, Phase::kCombine,
                      "combine: every active rank must arrive within 1 s, got nothing from rank 0 "
-                     "(rank " + std::to_string(rank) + ", step 1)");
+                     "(rank " +
+                         std::to_string(rank) + ", step 1)");
       expect_refuses(backend(), *comm, step);
     }
     comm->recover({0, 1, 2}, group);  // ends rank 0's round
@@ -128,7 +131,8 @@ TEST_P(BackendSuite, LongerTimeoutOutlastsASlowPeer) {
   run_instances(2, params_for(step), config, [&](MoEEpCommunication& comm, int rank) {
     EXPECT_EQ(comm.timeout_sec(), 50);
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1200);
-    while (rank == 1 && std::chrono::steady_clock::now() < end) ::sched_yield();
+    while (rank == 1 && std::chrono::steady_clock::now() < end)
+      ::sched_yield();
     run_step(backend(), comm, step);
   });
 }

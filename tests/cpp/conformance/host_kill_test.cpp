@@ -46,8 +46,8 @@ BootstrapConfig place(int rank, int num_ranks) {
 
 // Runs ranks of which `victim` kills itself; the others must be well.
 void run_with_victim(int num_ranks, int victim, const RankBody& body) {
-  const auto reports = spawn_ranks(RankKind::kProcesses, num_ranks, body,
-                                   {.deadline = std::chrono::seconds(60)});
+  const auto reports =
+      spawn_ranks(RankKind::kProcesses, num_ranks, body, {.deadline = std::chrono::seconds(60)});
   for (const RankReport& report : reports) {
     if (report.rank == victim) {
       EXPECT_EQ(report.signal, SIGKILL);
@@ -78,8 +78,8 @@ TEST(HostKillTest, SurvivorsNameTheRankAndGoOnWithoutIt) {
         const auto survivors = world->split(rank == victim ? 1 : 0, rank);
         const auto before = Resources::now();
         const GroupStep usual = small_step(1, 4);
-        auto comm = std::make_unique<HostAlltoAll>(place(rank, 4), params_for(usual),
-                                                   config_with(world));
+        auto comm =
+            std::make_unique<HostAlltoAll>(place(rank, 4), params_for(usual), config_with(world));
         run_step(kBackend, *comm, usual);
         StepRunner runner(kBackend, *comm, usual);
         if (rank == victim && phase == Phase::kDispatch) ::raise(SIGKILL);
@@ -120,12 +120,13 @@ TEST(HostKillTest, RestartedRankRejoins) {
     const GroupStep step = small_step(1, 3);
     std::unique_ptr<HostAlltoAll> comm;
     if (process == kReplacement) {
-      comm = HostAlltoAll::rejoin(place(rank, 3), params_for(step), config_with(nullptr),
-                                  {0, 1, 2}, after);
+      comm = HostAlltoAll::rejoin(place(rank, 3), params_for(step), config_with(nullptr), {0, 1, 2},
+                                  after);
     } else {
       comm = std::make_unique<HostAlltoAll>(place(rank, 3), params_for(step),
                                             config_with(before_death));
-      for (std::uint64_t seed = 2; seed < 5; ++seed) run_step(kBackend, *comm, small_step(seed, 3));
+      for (std::uint64_t seed = 2; seed < 5; ++seed)
+        run_step(kBackend, *comm, small_step(seed, 3));
       StepRunner runner(kBackend, *comm, step);
       runner.dispatch();
       if (process == kVictim) ::raise(SIGKILL);
@@ -134,7 +135,8 @@ TEST(HostKillTest, RestartedRankRejoins) {
       comm->recover({0, 1, 2}, after);
       EXPECT_EQ(comm->slice(), slice);
     }
-    for (std::uint64_t seed = 5; seed < 30; ++seed) run_step(kBackend, *comm, small_step(seed, 3));
+    for (std::uint64_t seed = 5; seed < 30; ++seed)
+      run_step(kBackend, *comm, small_step(seed, 3));
     after->barrier();
   });
 }
@@ -144,8 +146,8 @@ TEST(HostKillTest, ProcessesMayExitInTheMiddleOfARound) {
   const auto reports = spawn_ranks(
       RankKind::kProcesses, 3, [&](int rank, const std::shared_ptr<CommBackend>& world) {
         const GroupStep step = small_step(1, 3);
-        auto comm = std::make_unique<HostAlltoAll>(place(rank, 3), params_for(step),
-                                                   config_with(world));
+        auto comm =
+            std::make_unique<HostAlltoAll>(place(rank, 3), params_for(step), config_with(world));
         StepRunner runner(kBackend, *comm, step);
         runner.dispatch();
         (void)comm.release();  // no destructor runs

@@ -7,8 +7,8 @@ namespace {
 
 const HostSuiteBackend kThreads("host", RankKind::kThreads);
 
-INSTANTIATE_TEST_SUITE_P(Threads, BackendSuite,
-                         ::testing::Values<const SuiteBackend*>(&kThreads), suite_name);
+INSTANTIATE_TEST_SUITE_P(Threads, BackendSuite, ::testing::Values<const SuiteBackend*>(&kThreads),
+                         suite_name);
 
 }  // namespace
 }  // namespace moe_ep::testing

@@ -56,7 +56,8 @@ TEST_P(BackendSuite, FailedConstructionsLeaveNothingBehind) {
     };
     fail_once();
     const Resources before = resources_at_rest(*group, in_threads());
-    for (int attempt = 0; attempt < 20; ++attempt) fail_once();
+    for (int attempt = 0; attempt < 20; ++attempt)
+      fail_once();
     EXPECT_EQ(before, resources_at_rest(*group, in_threads()));
     const auto comm = make(rank, group, params_for(step));
     run_step(backend(), *comm, step);
@@ -74,7 +75,8 @@ TEST_P(BackendSuite, FailedStepsLeaveNothingBehind) {
     };
     fail_once();
     const Resources before = resources_at_rest(*group, in_threads());
-    for (int round = 0; round < 10; ++round) fail_once();
+    for (int round = 0; round < 10; ++round)
+      fail_once();
     EXPECT_EQ(before, resources_at_rest(*group, in_threads()));
   });
 }
@@ -105,8 +107,7 @@ TEST_P(BackendSuite, DestroyedInstancesRefuseEveryCall) {
          {text_of([&] { comm->get_combine_input_buffer(kBFloat16); }),
           text_of([&] { comm->check(); }), text_of([&] { comm->synchronize(); }),
           text_of([&] { comm->set_active_ranks({0}); }),
-          text_of([&] { comm->recover({0}, group); }),
-          text_of([&] { comm->checkpoint_prepare(); }),
+          text_of([&] { comm->recover({0}, group); }), text_of([&] { comm->checkpoint_prepare(); }),
           text_of([&] { comm->checkpoint_restore(group); })}) {
       EXPECT_THAT(text, HasSubstr("after destroy()"));
     }
@@ -157,7 +158,8 @@ TEST_P(BackendSuite, RanksMayDestroyWhilePeersAreStillInTheirLastCombine) {
     run_instances(4, params_for(step), {}, [&](MoEEpCommunication& comm, int rank) {
       StepRunner runner(backend(), comm, step);
       runner.dispatch();
-      for (int i = 0; rank == round % 4 && i < 50; ++i) ::sched_yield();
+      for (int i = 0; rank == round % 4 && i < 50; ++i)
+        ::sched_yield();
       runner.combine();
       comm.destroy();
     });

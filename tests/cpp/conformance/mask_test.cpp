@@ -10,7 +10,8 @@ using ::testing::HasSubstr;
 
 RankMask mask_of(std::initializer_list<int> ranks) {
   RankMask mask;
-  for (const int rank : ranks) mask.set(rank);
+  for (const int rank : ranks)
+    mask.set(rank);
   return mask;
 }
 

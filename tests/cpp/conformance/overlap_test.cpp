@@ -12,8 +12,10 @@ void dawdle(std::uint64_t random) {
   if (random % 4 != 0) return;
   volatile std::uint64_t sink = 0;
   const std::uint64_t work = random >> 8 & 0x3fff;
-  for (std::uint64_t i = 0; i < work; ++i) sink = mix(sink, i);
-  for (std::uint64_t i = 0; i < (random >> 32 & 7); ++i) ::sched_yield();
+  for (std::uint64_t i = 0; i < work; ++i)
+    sink = mix(sink, i);
+  for (std::uint64_t i = 0; i < (random >> 32 & 7); ++i)
+    ::sched_yield();
 }
 
 StepOptions options_of(std::uint64_t draw) {
@@ -32,7 +34,8 @@ void run_at_random_speeds(const SuiteBackend& backend, MoEEpCommunication& comm,
                           int num_ranks, std::uint64_t seed, std::uint64_t rounds) {
   for (std::uint64_t round = 0; round < rounds; ++round) {
     const auto draw = mix(seed, round);  // the same on every rank
-    const std::int64_t tokens_per_rank = draw % 4 == 0 ? 8 : 1 + static_cast<std::int64_t>(draw >> 8) % 8;
+    const std::int64_t tokens_per_rank =
+        draw % 4 == 0 ? 8 : 1 + static_cast<std::int64_t>(draw >> 8) % 8;
     const GroupStep step = random_step(draw, num_ranks, 2 * num_ranks, 3, 20, tokens_per_rank);
     const auto own = [&](std::uint64_t place) {
       return mix(draw, static_cast<std::uint64_t>(rank), place);
@@ -66,7 +69,8 @@ TEST_P(BackendSuite, FirstStepWaitsForLateStarters) {
   const GroupStep step = random_step(2, 3, 6, 2, 16, 3);
   for (int late = 0; late < 3; ++late) {
     run_instances(3, params_for(step), {}, [&](MoEEpCommunication& comm, int rank) {
-      for (int i = 0; rank == late && i < 200; ++i) ::sched_yield();
+      for (int i = 0; rank == late && i < 200; ++i)
+        ::sched_yield();
       run_step(backend(), comm, step);
     });
   }

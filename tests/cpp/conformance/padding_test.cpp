@@ -43,8 +43,8 @@ TEST_P(BackendSuite, RowsWithoutATokenAreMarkedWhateverLayThere) {
 TEST_P(BackendSuite, RowsOfLargerEarlierStepsDoNotShineThrough) {
   std::vector<GroupStep> steps;
   for (const std::int64_t tokens_per_rank : {9, 1, 4, 9, 2, 8}) {
-    GroupStep step = random_step(20 + static_cast<std::uint64_t>(tokens_per_rank), 3, 6, 3, 20,
-                                 tokens_per_rank);
+    GroupStep step =
+        random_step(20 + static_cast<std::uint64_t>(tokens_per_rank), 3, 6, 3, 20, tokens_per_rank);
     step.num_tokens = {tokens_per_rank == 9 ? 9 : 0, 1, tokens_per_rank == 8 ? 0 : 1};
     random_ids(step, false);
     steps.push_back(step);

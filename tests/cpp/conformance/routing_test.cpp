@@ -35,10 +35,10 @@ TEST_P(BackendSuite, ManyRanksAreExact) {
 TEST_P(BackendSuite, VoidPicksGoNowhere) {
   GroupStep step = random_step(1, 4, 8, 4, 16, 4);
   step.num_tokens = {4, 4, 4, 4};
-  step.ids.assign(4, {-1, 3, -1, -1,    // to the owner of 3 alone
-                      -1, -1, -1, -1,   // nowhere
+  step.ids.assign(4, {-1, 3, -1, -1,                      // to the owner of 3 alone
+                      -1, -1, -1, -1,                     // nowhere
                       8, 9, 2147483647, -2147483647 - 1,  // nowhere
-                      -7, 0, -7, 7});   // to the first and the last
+                      -7, 0, -7, 7});                     // to the first and the last
   for (int dst = 0; dst < 4; ++dst) {
     const std::size_t expected = dst == 0 || dst == 1 || dst == 3 ? 1 : 0;
     ASSERT_EQ(reference::arrivals(step, 0, dst).size(), expected);
@@ -60,8 +60,8 @@ TEST_P(BackendSuite, WideIdsAreNotTruncated) {
   constexpr std::int64_t kWrap = std::int64_t{1} << 32;
   GroupStep step = random_step(3, 2, 8, 4, 16, 3);
   step.num_tokens = {3, 3};
-  step.ids.assign(2, {kWrap + 3, 1, -1, kWrap,
-                      kWrap + 3, kWrap + 7, -kWrap + 2, std::numeric_limits<std::int64_t>::min(),
+  step.ids.assign(2, {kWrap + 3, 1, -1, kWrap, kWrap + 3, kWrap + 7, -kWrap + 2,
+                      std::numeric_limits<std::int64_t>::min(),
                       std::numeric_limits<std::int64_t>::max(), 5, 6, -kWrap});
   StepOptions options;
   options.wide_ids = true;
@@ -82,9 +82,8 @@ TEST_P(BackendSuite, WideAndNarrowIdsGiveTheSame) {
 
 // FR-038.
 TEST_P(BackendSuite, InvalidExpertIdAppearsVerbatim) {
-  for (const std::int64_t invalid :
-       {std::int64_t{-1}, std::int64_t{-2147483648}, std::int64_t{8}, std::int64_t{15},
-        std::int64_t{2147483647}}) {
+  for (const std::int64_t invalid : {std::int64_t{-1}, std::int64_t{-2147483648}, std::int64_t{8},
+                                     std::int64_t{15}, std::int64_t{2147483647}}) {
     GroupStep step = random_step(5, 2, 8, 3, 16, 6);
     step.invalid_expert_id = invalid;
     run_steps({step});
@@ -106,7 +105,8 @@ TEST_P(BackendSuite, AllTokensOnOneRankAreEachThereOnce) {
   step.num_tokens.assign(kRanks, kTokens);
   step.ids.assign(kRanks, {});
   for (auto& ids : step.ids) {
-    for (std::int64_t token = 0; token < kTokens; ++token) ids.insert(ids.end(), {0, 1, 2, 3});
+    for (std::int64_t token = 0; token < kTokens; ++token)
+      ids.insert(ids.end(), {0, 1, 2, 3});
   }
   run_steps({step});
 }
@@ -120,7 +120,8 @@ TEST_P(BackendSuite, EachRankContributesOnce) {
   for (auto& ids : step.ids) {
     for (int token = 0; token < 5; ++token) {
       const int num_owners = token == 4 ? 4 : token + 1;
-      for (int k = 0; k < 8; ++k) ids.push_back(2 * (k % num_owners) + k / 4);
+      for (int k = 0; k < 8; ++k)
+        ids.push_back(2 * (k % num_owners) + k / 4);
     }
   }
   run_steps({step});

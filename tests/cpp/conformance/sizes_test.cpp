@@ -28,7 +28,8 @@ TEST_P(BackendSuite, TokenLimitsAreRefusedBeforeAnythingIsSent) {
     ids.fill(std::byte{0});
     const auto text_of = [&](std::optional<std::int64_t> tokens_per_rank) -> std::string {
       try {
-        comm.dispatch({.hidden_states = hidden.view(), .topk_ids = ids.view(),
+        comm.dispatch({.hidden_states = hidden.view(),
+                       .topk_ids = ids.view(),
                        .runtime_max_tokens_per_rank = tokens_per_rank});
       } catch (const std::invalid_argument& error) {
         return error.what();
@@ -128,12 +129,12 @@ TEST_P(BackendSuite, DifferentWidthsAndPartsAreAMismatchOnEveryRank) {
   wide_scales.scale_width = 3;
   StepOptions extras;
   extras.extras = {{kUInt8, 2}};
-  for (const Case& c : {Case{"row bytes of hidden_states", usual, narrow},
-                        Case{"presence of weights", usual, no_weights},
-                        Case{"presence of weights", no_weights, usual},
-                        Case{"presence of weights", usual, scales},
-                        Case{"row bytes of hidden_states_scale", scales, wide_scales},
-                        Case{"presence of weights", usual, extras}}) {
+  for (const Case& c :
+       {Case{"row bytes of hidden_states", usual, narrow},
+        Case{"presence of weights", usual, no_weights},
+        Case{"presence of weights", no_weights, usual}, Case{"presence of weights", usual, scales},
+        Case{"row bytes of hidden_states_scale", scales, wide_scales},
+        Case{"presence of weights", usual, extras}}) {
     GroupStep step = random_step(5, 2, 4, 2, 16, 4);
     MoEEpCommParams params = params_for(step);
     SuiteConfig config;
@@ -186,9 +187,9 @@ TEST_P(BackendSuite, CombineInputBufferOverlapsNoReceivedView) {
       return std::pair(begin, begin + view.numel() * itemsize(view.dtype));
     };
     const auto rows = range(buffer);
-    for (const TensorView& view : {runner.received().hidden_states, runner.received().topk_ids,
-                                   *runner.received().topk_weights,
-                                   runner.received().recv_counts}) {
+    for (const TensorView& view :
+         {runner.received().hidden_states, runner.received().topk_ids,
+          *runner.received().topk_weights, runner.received().recv_counts}) {
       const auto other = range(view);
       EXPECT_TRUE(rows.second <= other.first || other.second <= rows.first) << describe(view);
     }

@@ -42,8 +42,7 @@ TEST(A2aArgumentsTest, SizesOutsideTheirRangeAreRefused) {
   EXPECT_EQ(size(4, 8, 16, 16, 0), "taken");
   EXPECT_EQ(size(0, 8, 16, 16, 0), op + "ep_size must lie in 1..256, got 0");
   EXPECT_EQ(size(257, 8, 16, 16, 0), op + "ep_size must lie in 1..256, got 257");
-  EXPECT_EQ(size(4, 0, 16, 16, 0),
-            op + "max_num_tokens must be a positive 32-bit integer, got 0");
+  EXPECT_EQ(size(4, 0, 16, 16, 0), op + "max_num_tokens must be a positive 32-bit integer, got 0");
   EXPECT_EQ(size(4, 1ll << 31, 16, 16, 0),
             op + "max_num_tokens must be a positive 32-bit integer, got 2147483648");
   EXPECT_EQ(size(4, 8, -1, 16, 0),
@@ -96,8 +95,7 @@ TEST(A2aArgumentsTest, InitializeRefusals) {
   EXPECT_EQ(initialize(good, 2), op + "ep_rank must lie in [0, ep_size = 2), got 2");
   EXPECT_EQ(initialize(good, -1), op + "ep_rank must lie in [0, ep_size = 2), got -1");
   EXPECT_THAT(initialize(on_gpu(good), 0), HasSubstr("workspace"));
-  EXPECT_THAT(initialize(world.memory.view(kUInt8, {2, 256}), 0),
-              HasSubstr("workspace needs"));
+  EXPECT_THAT(initialize(world.memory.view(kUInt8, {2, 256}), 0), HasSubstr("workspace needs"));
 }
 
 TEST(A2aArgumentsTest, DispatchRefusals) {
@@ -156,7 +154,10 @@ TEST(A2aArgumentsTest, DispatchRefusals) {
               op + "backend must be the one moe_a2a_initialize was called with, 'trtllm', got "
                    "'cake'");
     // metainfo of something else
-    EXPECT_THAT(text([](A& a) { a.metainfo = {}; a.ep_size = 0; }),
+    EXPECT_THAT(text([](A& a) {
+                  a.metainfo = {};
+                  a.ep_size = 0;
+                }),
                 HasSubstr("metainfo must come from moe_a2a_initialize"));
     EXPECT_THAT(text([](A& a) { a.metainfo.slice_bytes += 128; }),
                 HasSubstr("bytes as moe_a2a_initialize saw it"));
@@ -239,9 +240,9 @@ TEST(A2aArgumentsTest, SanitizeAndWrapRefusals) {
         [&] { moe_a2a_sanitize_expert_ids(ids, world.workspace(), metainfo, 0, invalid); });
   };
   EXPECT_EQ(sanitize(spare.view(kInt32, {2, 3, 2}), -1), "taken");
-  for (const TensorView& ids : {spare.view(kInt64, {2, 3, 2}), spare.view(kInt32, {6, 2}),
-                                spare.view(kInt32, {3, 3, 2}),
-                                on_gpu(spare.view(kInt32, {2, 3, 2}))}) {
+  for (const TensorView& ids :
+       {spare.view(kInt64, {2, 3, 2}), spare.view(kInt32, {6, 2}), spare.view(kInt32, {3, 3, 2}),
+        on_gpu(spare.view(kInt32, {2, 3, 2}))}) {
     EXPECT_THAT(sanitize(ids, -1), HasSubstr("expert_ids must be a contiguous CPU int32 [2, T,"));
   }
   EXPECT_THAT(sanitize(spare.view(kInt32, {2, 5, 2}), -1), HasSubstr("must lie in 1..4"));

@@ -30,7 +30,8 @@ TEST(A2aFailuresTest, DisagreementsAreMismatchesOnEveryRank) {
       {"num_experts", [](auto& a) { a.num_experts = 5; }},
       {"presence", [&](auto& a) { a.eplb_local_stats = stats.view(kInt32, {2}); }},
       {"number of payloads", [](auto& a) { a.input_payloads.pop_back(); }},
-      {"row bytes of payload 0", [](auto& a) {
+      {"row bytes of payload 0",
+       [](auto& a) {
          TensorView& payload = a.input_payloads[0];
          payload.shape[1] -= 1;
        }},
@@ -91,7 +92,8 @@ TEST(A2aFailuresTest, MissingRanksAreNamedAndAFreshStartWorks) {
       }
     });
     world.run([&](int rank, const A2aMetainfo& metainfo) {
-      for (int round = 0; round < 3; ++round) A2aStep(world, rank, metainfo, step, 16).run();
+      for (int round = 0; round < 3; ++round)
+        A2aStep(world, rank, metainfo, step, 16).run();
     });
   }
 }
@@ -107,7 +109,8 @@ TEST(A2aFailuresTest, TimeoutsThatAreNoSecondsAreRefused) {
         ADD_FAILURE() << "'" << text << "' was taken";
       } catch (const std::invalid_argument& error) {
         EXPECT_EQ(error.what(), std::string("MOE_EP_TIMEOUT_SEC must be an integer in 1..86400, "
-                                            "got '") + text + "'");
+                                            "got '") +
+                                    text + "'");
       }
     });
   }

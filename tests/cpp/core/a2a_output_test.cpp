@@ -34,7 +34,8 @@ Quantised quantise(Format format, const std::vector<float>& row, float scalar_sc
   for (std::size_t first = 0; first < row.size(); first += block) {
     const std::size_t end = std::min(first + block, row.size());
     float amax = 0;
-    for (std::size_t i = first; i < end; ++i) amax = std::max(amax, std::fabs(row[i]));
+    for (std::size_t i = first; i < end; ++i)
+      amax = std::max(amax, std::fabs(row[i]));
     if (format == Format::kNvfp4) {
       const float wanted = amax * scalar_scale / 6.0f;
       const std::uint32_t scale = kE4m3.encode(double{wanted});
@@ -48,7 +49,8 @@ Quantised quantise(Format format, const std::vector<float>& row, float scalar_sc
     } else {
       // The smallest power of two that takes amax to the largest value or below.
       int exponent = -127;
-      while (std::ldexp(values.values.back(), exponent) < double{amax}) ++exponent;
+      while (std::ldexp(values.values.back(), exponent) < double{amax})
+        ++exponent;
       result.scales.push_back(static_cast<std::uint8_t>(amax == 0 ? 0 : exponent + 127));
       for (std::size_t i = first; i < end; ++i) {
         result.values.push_back(
@@ -59,7 +61,9 @@ Quantised quantise(Format format, const std::vector<float>& row, float scalar_sc
   return result;
 }
 
-std::int64_t round_up(std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; }
+std::int64_t round_up(std::int64_t value, std::int64_t to) {
+  return (value + to - 1) / to * to;
+}
 
 // The contract's index formulas.
 std::int64_t scale_index(SfLayout layout, std::int64_t r, std::int64_t c, std::int64_t cols) {
@@ -78,7 +82,8 @@ std::int64_t scale_bytes(SfLayout layout, std::int64_t rows, std::int64_t cols) 
 
 void expect_quantised(Format format, SfLayout layout, std::int64_t hidden, std::int64_t tokens,
                       float scalar_scale) {
-  GroupStep step = random_step(static_cast<std::uint64_t>(hidden + tokens), 2, 4, 3, hidden, tokens);
+  GroupStep step =
+      random_step(static_cast<std::uint64_t>(hidden + tokens), 2, 4, 3, hidden, tokens);
   step.any_bits = false;
   step.num_tokens = {tokens, tokens / 2};
   random_ids(step);  // some tokens come back as zeros

@@ -117,8 +117,8 @@ TEST(A2aTest, PayloadsInEitherShapeAndWithRowStrides) {
       A2aCombineArgs combine = runner.combine_args();
       const Bytes apart(6 * 11 * 2, std::byte{0xff});
       for (int row = 0; row < 6; ++row) {
-        std::memcpy(apart.data() + row * 22, static_cast<std::byte*>(combine.payload.data) + row * 16,
-                    16);
+        std::memcpy(apart.data() + row * 22,
+                    static_cast<std::byte*>(combine.payload.data) + row * 16, 16);
       }
       combine.payload = blocks ? apart.view(kBFloat16, {2, 3, 8}) : apart.view(kBFloat16, {6, 8});
       combine.payload.strides = blocks ? std::array<std::int64_t, 4>{33, 11, 1, 0}
@@ -211,7 +211,8 @@ TEST(A2aTest, LowPrecisionCombineKeepsItsBound) {
         const auto rows = reference::contributions(step, rank, token);
         for (std::size_t element = 0; element < 140; ++element) {
           double exact = 0;
-          for (const auto& row : rows) exact += row[element];
+          for (const auto& row : rows)
+            exact += row[element];
           const double got = reference::decode(
               kBFloat16, static_cast<std::byte*>(combine.output.data) +
                              (token * 140 + static_cast<std::int64_t>(element)) * 2);
@@ -233,8 +234,8 @@ TEST(A2aTest, WorkspaceRowsMayHaveAStride) {
   A2aWorld world(2, 3, 16 + 8, 16, 0, 4096);
   TensorView workspace = world.memory.view(kUInt8, {2, bytes});
   workspace.strides[0] = stride;
-  EXPECT_TRUE(all_ok(spawn_ranks(
-      RankKind::kThreads, 2, [&](int rank, const std::shared_ptr<CommBackend>& comm) {
+  EXPECT_TRUE(all_ok(
+      spawn_ranks(RankKind::kThreads, 2, [&](int rank, const std::shared_ptr<CommBackend>& comm) {
         const A2aMetainfo metainfo = moe_a2a_initialize(workspace, rank, 2, 3);
         comm->barrier();
         A2aStep runner(world, rank, metainfo, step, 16);
@@ -257,14 +258,16 @@ TEST(A2aTest, InitializingAgainMakesAUsedWorkspaceNew) {
   const A2aWorld world(2, 3, 16 + 8, 16);
   for (int life = 0; life < 3; ++life) {
     world.run([&](int rank, const A2aMetainfo& metainfo) {
-      for (int round = 0; round <= life; ++round) A2aStep(world, rank, metainfo, step, 16).run();
+      for (int round = 0; round <= life; ++round)
+        A2aStep(world, rank, metainfo, step, 16).run();
     });
   }
 }
 
 TEST(A2aTest, SanitizeMarksRowsWithoutATokenAndNoOthers) {
   const A2aWorld world(2, 4, 16 + 8, 16);
-  for (const std::int64_t invalid : {std::int64_t{-1}, std::int64_t{4}, std::int64_t{-2147483648}}) {
+  for (const std::int64_t invalid :
+       {std::int64_t{-1}, std::int64_t{4}, std::int64_t{-2147483648}}) {
     GroupStep step = random_step(11, 2, 4, 2, 8, 4);
     step.num_tokens = {2, 0};
     step.invalid_expert_id = invalid;
@@ -278,8 +281,8 @@ TEST(A2aTest, SanitizeMarksRowsWithoutATokenAndNoOthers) {
 TEST(A2aTest, WrapGivesAViewOfTheBytesBetween) {
   const Bytes memory(1000);
   const TensorView workspace = memory.view(kUInt8, {4, 250});
-  const TensorView view =
-      moe_a2a_wrap_payload_tensor_in_workspace(workspace, {2, 3}, 100, 100 + 2 * 3 * 5 * 2, kBFloat16);
+  const TensorView view = moe_a2a_wrap_payload_tensor_in_workspace(workspace, {2, 3}, 100,
+                                                                   100 + 2 * 3 * 5 * 2, kBFloat16);
   EXPECT_EQ(view.data, memory.data() + 100);
   EXPECT_EQ(describe(view), "BFloat16 [2, 3, 5]");
   EXPECT_EQ(describe(moe_a2a_wrap_payload_tensor_in_workspace(workspace, {}, 0, 1000, kFloat32)),

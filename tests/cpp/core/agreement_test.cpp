@@ -1,5 +1,5 @@
-// Construction: whatever is wrong on one rank, or differs between ranks, is an error of the same kind
-// on every rank that names field, values and ranks.
+// Construction: whatever is wrong on one rank, or differs between ranks, is an error of the same
+// kind on every rank that names field, values and ranks.
 #include <moe_ep/host.hpp>
 #include <moe_ep/nvlink.hpp>
 
@@ -94,14 +94,16 @@ TEST(AgreementTest, DifferencesNameFieldValuesAndRanksOnEveryRank) {
   };
   for (const Case& c : cases) {
     for (const int odd : {0, 1, 2}) {
-      const std::string ranks = odd == 0 ? "ranks 1 and 2" : odd == 1 ? "ranks 0 and 2"
-                                                                      : "ranks 0 and 1";
+      const std::string ranks = odd == 0   ? "ranks 1 and 2"
+                                : odd == 1 ? "ranks 0 and 2"
+                                           : "ranks 0 and 1";
       const auto texts = construct<std::invalid_argument>(3, odd, c.change);
       for (const std::string& text : texts) {
-        EXPECT_THAT(text, AllOf(HasSubstr(std::string("HostAlltoAll: ") + c.field +
-                                          " must be the same on every rank"),
-                                HasSubstr(std::string(c.usual) + " on " + ranks),
-                                HasSubstr(std::string(c.other) + " on rank " + std::to_string(odd))));
+        EXPECT_THAT(text,
+                    AllOf(HasSubstr(std::string("HostAlltoAll: ") + c.field +
+                                    " must be the same on every rank"),
+                          HasSubstr(std::string(c.usual) + " on " + ranks),
+                          HasSubstr(std::string(c.other) + " on rank " + std::to_string(odd))));
         EXPECT_EQ(text, texts.front());
       }
     }
@@ -110,13 +112,14 @@ TEST(AgreementTest, DifferencesNameFieldValuesAndRanksOnEveryRank) {
 
 // What need not agree: how long a rank waits and how many threads it uses.
 TEST(AgreementTest, LocalOptionsMayDiffer) {
-  for (const Change& change : std::vector<Change>{
-           [](Arguments& a) { a.config.timeout_sec = 7; },
-           [](Arguments& a) { a.config.num_threads = 3; },
-           [](Arguments& a) { a.bootstrap.device = 2; },
-           [](Arguments& a) { a.bootstrap.stream = 5; },
-           [](Arguments& a) { a.params.dtype = kBFloat16; }}) {
-    for (const std::string& text : construct<std::exception>(2, 1, change)) EXPECT_EQ(text, "");
+  for (const Change& change :
+       std::vector<Change>{[](Arguments& a) { a.config.timeout_sec = 7; },
+                           [](Arguments& a) { a.config.num_threads = 3; },
+                           [](Arguments& a) { a.bootstrap.device = 2; },
+                           [](Arguments& a) { a.bootstrap.stream = 5; },
+                           [](Arguments& a) { a.params.dtype = kBFloat16; }}) {
+    for (const std::string& text : construct<std::exception>(2, 1, change))
+      EXPECT_EQ(text, "");
   }
 }
 
@@ -135,9 +138,9 @@ TEST(AgreementTest, OneRanksBadValueIsRefusedOnEveryRank) {
            {[](Arguments& a) { a.config.num_threads = 0; }, "num_threads must lie in"}}) {
     for (const int odd : {0, 2}) {
       for (const std::string& text : construct<std::invalid_argument>(3, odd, c.change)) {
-        EXPECT_THAT(text, AllOf(HasSubstr("HostAlltoAll: every rank must pass its own checks"),
-                                HasSubstr("rank " + std::to_string(odd) + ": "),
-                                HasSubstr(c.reason)));
+        EXPECT_THAT(text,
+                    AllOf(HasSubstr("HostAlltoAll: every rank must pass its own checks"),
+                          HasSubstr("rank " + std::to_string(odd) + ": "), HasSubstr(c.reason)));
       }
     }
   }
@@ -146,8 +149,8 @@ TEST(AgreementTest, OneRanksBadValueIsRefusedOnEveryRank) {
 TEST(AgreementTest, SeveralRanksReasonsAreAllNamed) {
   std::mutex mutex;
   std::set<std::string> texts;
-  EXPECT_TRUE(all_ok(spawn_ranks(
-      RankKind::kThreads, 3, [&](int rank, const std::shared_ptr<CommBackend>& comm) {
+  EXPECT_TRUE(all_ok(
+      spawn_ranks(RankKind::kThreads, 3, [&](int rank, const std::shared_ptr<CommBackend>& comm) {
         Arguments a;
         a.bootstrap = {.world_size = 3, .rank = rank};
         a.config.comm_backend = comm;
@@ -171,8 +174,8 @@ TEST(AgreementTest, FailedAllocationOnOneRankFailsEveryRank) {
   for (const std::string& text : construct<MoEEpError>(2, 0, [](Arguments&) {})) {
     EXPECT_EQ(text, "");
   }
-  EXPECT_TRUE(all_ok(spawn_ranks(
-      RankKind::kThreads, 2, [&](int rank, const std::shared_ptr<CommBackend>& comm) {
+  EXPECT_TRUE(all_ok(
+      spawn_ranks(RankKind::kThreads, 2, [&](int rank, const std::shared_ptr<CommBackend>& comm) {
         Arguments a;
         a.bootstrap = {.world_size = 2, .rank = rank};
         a.config.comm_backend = comm;
@@ -200,11 +203,20 @@ class FaultyComm final : public CommBackend {
     ++num_calls;
     std::vector<std::string> all = inner_->allgather(message);
     switch (fault_) {
-      case Fault::kNone: break;
-      case Fault::kShort: all.pop_back(); break;
-      case Fault::kReversed: std::swap(all.front(), all.back()); break;
-      case Fault::kOnlyOwn: all.assign(all.size(), std::string(message)); break;
-      case Fault::kForeign: all.back() = "hello"; break;
+      case Fault::kNone:
+        break;
+      case Fault::kShort:
+        all.pop_back();
+        break;
+      case Fault::kReversed:
+        std::swap(all.front(), all.back());
+        break;
+      case Fault::kOnlyOwn:
+        all.assign(all.size(), std::string(message));
+        break;
+      case Fault::kForeign:
+        all.back() = "hello";
+        break;
     }
     return all;
   }
@@ -232,8 +244,8 @@ class FaultyComm final : public CommBackend {
 TEST(AgreementTest, BrokenAllgatherIsCaughtInTheConstructor) {
   using Fault = FaultyComm::Fault;
   for (const Fault fault : {Fault::kShort, Fault::kReversed, Fault::kOnlyOwn, Fault::kForeign}) {
-    EXPECT_TRUE(all_ok(spawn_ranks(
-        RankKind::kThreads, 2, [&](int rank, const std::shared_ptr<CommBackend>& comm) {
+    EXPECT_TRUE(all_ok(
+        spawn_ranks(RankKind::kThreads, 2, [&](int rank, const std::shared_ptr<CommBackend>& comm) {
           Arguments a;
           a.bootstrap = {.world_size = 2, .rank = rank};
           a.config.comm_backend = std::make_shared<FaultyComm>(comm, fault);
@@ -253,7 +265,9 @@ TEST(AgreementTest, TooManyRanksAreRefusedWithoutACollective) {
    public:
     int get_rank() const override { return 3; }
     int get_size() const override { return 1000; }
-    std::vector<std::string> allgather(std::string_view) override { return fail(), std::vector<std::string>{}; }
+    std::vector<std::string> allgather(std::string_view) override {
+      return fail(), std::vector<std::string>{};
+    }
     std::string bcast(std::string_view, int) override { return fail(), std::string{}; }
     void barrier() override { fail(); }
     std::shared_ptr<CommBackend> split(int, int) override { return fail(), nullptr; }
@@ -290,8 +304,8 @@ TEST(AgreementTest, GroupsNeedABackendUnlessTheyAreOfOne) {
 
 // A frontend that must give up tells the others why.
 TEST(AgreementTest, RefusedConstructionIsEverybodysError) {
-  EXPECT_TRUE(all_ok(spawn_ranks(
-      RankKind::kThreads, 3, [&](int rank, const std::shared_ptr<CommBackend>& comm) {
+  EXPECT_TRUE(all_ok(
+      spawn_ranks(RankKind::kThreads, 3, [&](int rank, const std::shared_ptr<CommBackend>& comm) {
         Arguments a;
         a.bootstrap = {.world_size = 3, .rank = rank};
         a.config.comm_backend = comm;
@@ -312,8 +326,8 @@ TEST(AgreementTest, RefusedConstructionIsEverybodysError) {
 TEST(AgreementTest, UnsupportedBackendsSayWhyOnEveryRank) {
   EXPECT_FALSE(NVLinkOneSidedAlltoAll::is_platform_supported());
   EXPECT_FALSE(NVLinkOneSidedAlltoAll::explain_platform().empty());
-  EXPECT_TRUE(all_ok(spawn_ranks(
-      RankKind::kThreads, 2, [&](int rank, const std::shared_ptr<CommBackend>& comm) {
+  EXPECT_TRUE(all_ok(
+      spawn_ranks(RankKind::kThreads, 2, [&](int rank, const std::shared_ptr<CommBackend>& comm) {
         Arguments a;
         a.bootstrap = {.world_size = 2, .rank = rank};
         NVLinkOneSidedConfig config;

@@ -108,7 +108,8 @@ TEST_F(ArgumentsTest, DispatchRefusals) {
       {[&](D& d) { d.eplb_local_stats = tensor(kInt32, {3}); },
        "dispatch: eplb_local_stats must be a contiguous CPU int32 [4], got Int32 [3]"},
   };
-  for (const auto& [change, text] : cases) EXPECT_EQ(dispatch(change), text);
+  for (const auto& [change, text] : cases)
+    EXPECT_EQ(dispatch(change), text);
   EXPECT_EQ(comm_.last_transport(), std::nullopt);
   // After all that a good one is taken.
   comm_.dispatch(good());
@@ -158,7 +159,8 @@ TEST_F(ArgumentsTest, CombineTakesBothShapesAndGivenOutputs) {
     comm_.dispatch(good());
     const TensorView buffer = comm_.get_combine_input_buffer(kBFloat16);
     auto* rows = static_cast<std::uint16_t*>(buffer.data);
-    for (int i = 0; i < 32; ++i) rows[i] = static_cast<std::uint16_t>(0x3f80 + i + round);
+    for (int i = 0; i < 32; ++i)
+      rows[i] = static_cast<std::uint16_t>(0x3f80 + i + round);
     TensorView blocks(buffer.data, kBFloat16, {1, 4, 8});
     results.fill(0x7777);
     comm_.combine(round == 0 ? buffer : blocks,

@@ -77,7 +77,8 @@ TEST_P(CheckpointTest, CallsInBetweenAreRefused) {
       }
       return "taken";
     };
-    const std::string text = "the workspace must be mapped, got a call between checkpoint_prepare()";
+    const std::string text =
+        "the workspace must be mapped, got a call between checkpoint_prepare()";
     EXPECT_THAT(text_of([&] { StepRunner(kThreads, *comm, kStep).send(); }), HasSubstr(text));
     EXPECT_THAT(text_of([&] { comm->get_combine_input_buffer(kBFloat16); }), HasSubstr(text));
     EXPECT_THAT(text_of([&] { comm->set_active_ranks({0, 1, 2}); }), HasSubstr(text));

@@ -21,7 +21,8 @@ TEST(PlanTest, RegionsCoverTheSliceWithoutGapOrOverlap) {
         HostAlltoAllConfig config;
         config.eplb_stats_num_experts = max_tokens == 3 ? 16 : 0;
         config.extra_payload_bytes_per_token = hidden;
-        const WorkspacePlan plan = plan_workspace(world_size, params_of(max_tokens, hidden), config);
+        const WorkspacePlan plan =
+            plan_workspace(world_size, params_of(max_tokens, hidden), config);
         std::int64_t end = 0;
         std::set<std::string> names;
         for (const WorkspaceRegion& region : plan.regions) {

@@ -57,10 +57,12 @@ TEST(RecoverTest, SetsTheDefaultMaskAndEverybodyMayComeBack) {
       comm->recover({1, 2}, pair);
       GroupStep step = kStep;
       step.active.reset(0);
-      for (int round = 0; round < 7; ++round) run_step(kBackend, *comm, step);
+      for (int round = 0; round < 7; ++round)
+        run_step(kBackend, *comm, step);
     }
     comm->recover({0, 1, 2}, world);  // rank 0's epoch is behind
-    for (int round = 0; round < 3; ++round) run_step(kBackend, *comm, kStep);
+    for (int round = 0; round < 3; ++round)
+      run_step(kBackend, *comm, kStep);
   });
 }
 
@@ -68,7 +70,8 @@ TEST(RecoverTest, RestartedRankRejoins) {
   for (int lost = 0; lost < 3; ++lost) {
     run(3, [&](int rank, const auto& world) {
       auto comm = make(rank, world);
-      for (int round = 0; round < 5; ++round) run_step(kBackend, *comm, kStep);
+      for (int round = 0; round < 5; ++round)
+        run_step(kBackend, *comm, kStep);
       if (rank == lost) {
         comm.reset();
         comm = HostAlltoAll::rejoin({.world_size = 3, .rank = rank}, kParams, config_with(nullptr),
@@ -76,7 +79,8 @@ TEST(RecoverTest, RestartedRankRejoins) {
       } else {
         comm->recover({0, 1, 2}, world);
       }
-      for (int round = 0; round < 5; ++round) run_step(kBackend, *comm, kStep);
+      for (int round = 0; round < 5; ++round)
+        run_step(kBackend, *comm, kStep);
     });
   }
 }
@@ -96,7 +100,8 @@ TEST(RecoverTest, RankRejoinsAGroupThatIsNotWhole) {
     }
     GroupStep step = kStep;
     step.active.reset(1);
-    for (int round = 0; round < 5; ++round) run_step(kBackend, *comm, step);
+    for (int round = 0; round < 5; ++round)
+      run_step(kBackend, *comm, step);
   });
 }
 
@@ -123,7 +128,8 @@ TEST(RecoverTest, StepsAcrossTheWrapOfTheEpoch) {
       header->epoch = start;
       world->barrier();
       comm->recover({0, 1, 2}, world);
-      for (int round = 0; round < 40; ++round) run_step(kBackend, *comm, kStep);
+      for (int round = 0; round < 40; ++round)
+        run_step(kBackend, *comm, kStep);
     }
     EXPECT_EQ(header->epoch, 0xfffffff0u + 40);
   });
@@ -155,9 +161,9 @@ TEST(RecoverTest, DifferentActiveRanksAreRefusedOnEveryRank) {
 TEST(RecoverTest, WrongActiveRanksAreRefusedOnEveryRank) {
   run(3, [](int rank, const auto& world) {
     const auto comm = make(rank, world);
-    for (const std::vector<int>& bad : {std::vector<int>{0, 1, 1}, std::vector<int>{2, 1, 0},
-                                        std::vector<int>{0, 1, 3}, std::vector<int>{-1, 1, 2},
-                                        std::vector<int>{}}) {
+    for (const std::vector<int>& bad :
+         {std::vector<int>{0, 1, 1}, std::vector<int>{2, 1, 0}, std::vector<int>{0, 1, 3},
+          std::vector<int>{-1, 1, 2}, std::vector<int>{}}) {
       expect_error<std::invalid_argument>(
           [&] { comm->recover(rank == 1 ? bad : std::vector<int>{0, 1, 2}, world); }, "rank 1");
     }
@@ -190,8 +196,8 @@ TEST(RecoverTest, WrongRejoinIsRefusedOnEveryRank) {
     if (rank == 2) comm.reset();
     const auto attempt = [&](const Case& c) {
       if (rank == 2) {
-        comm = HostAlltoAll::rejoin({.world_size = 3, .rank = 2}, c.params, c.config, c.active,
-                                    world);
+        comm =
+            HostAlltoAll::rejoin({.world_size = 3, .rank = 2}, c.params, c.config, c.active, world);
       } else {
         comm->recover({0, 1, 2}, world);
       }

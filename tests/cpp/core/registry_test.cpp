@@ -49,9 +49,10 @@ TEST(RegistryTest, MakesABackendByNameAndByConfig) {
 #if !defined(MOE_EP_HAS_CUDA)
 // FR-167.
 TEST(RegistryTest, AutoNeverPicksWhatCannotRun) {
-  EXPECT_TRUE(all_ok(spawn_ranks(
-      RankKind::kThreads, 2, [](int rank, const std::shared_ptr<CommBackend>& comm) {
-        const auto made = create_communication({.world_size = 2, .rank = rank}, kParams, "auto", comm);
+  EXPECT_TRUE(all_ok(
+      spawn_ranks(RankKind::kThreads, 2, [](int rank, const std::shared_ptr<CommBackend>& comm) {
+        const auto made =
+            create_communication({.world_size = 2, .rank = rank}, kParams, "auto", comm);
         EXPECT_STREQ(made->backend_name(), "host");
       })));
   for (const char* name : {"nvlink_one_sided", "nvlink_two_sided", "cake"}) {
@@ -62,12 +63,12 @@ TEST(RegistryTest, AutoNeverPicksWhatCannotRun) {
 
 TEST(RegistryTest, TakesFactoriesUnderNewNamesOnce) {
   int num_calls = 0;
-  register_communication("registry_test", [&](const BootstrapConfig& bootstrap,
-                                              const MoEEpCommParams& params,
-                                              std::shared_ptr<CommBackend>) {
-    ++num_calls;
-    return std::make_unique<HostAlltoAll>(bootstrap, params);
-  });
+  register_communication("registry_test",
+                         [&](const BootstrapConfig& bootstrap, const MoEEpCommParams& params,
+                             std::shared_ptr<CommBackend>) {
+                           ++num_calls;
+                           return std::make_unique<HostAlltoAll>(bootstrap, params);
+                         });
   EXPECT_THAT(available_communication_backends(), Contains("registry_test"));
   EXPECT_STREQ(create_communication({}, kParams, "registry_test")->backend_name(), "host");
   EXPECT_EQ(num_calls, 1);

@@ -121,7 +121,8 @@ TEST(SharingTest, LastInstanceFreesInWhateverOrder) {
   run(2, [&](int rank, const auto& comm) {
     for (int order = 0; order < 6; ++order) {
       std::vector<std::unique_ptr<HostAlltoAll>> all;
-      for (int i = 0; i < 3; ++i) all.push_back(make(rank, comm, step));
+      for (int i = 0; i < 3; ++i)
+        all.push_back(make(rank, comm, step));
       const std::weak_ptr<const void> memory = all[0]->workspace_handle();
       const int first = order / 2;
       const int second = (first + 1 + order % 2) % 3;
@@ -203,8 +204,8 @@ TEST(SharingTest, StepAfterAnAbandonedRoundWaitsForSlowRanks) {
     const auto inputs = [&](const std::vector<std::int32_t>& ids) {
       const auto count = static_cast<std::int64_t>(ids.size()) / kTopK;
       DispatchInputs result;
-      result.hidden_states = TensorView(const_cast<std::uint16_t*>(hidden.data()), kBFloat16,
-                                        {count, 1});
+      result.hidden_states =
+          TensorView(const_cast<std::uint16_t*>(hidden.data()), kBFloat16, {count, 1});
       result.topk_ids = TensorView(const_cast<std::int32_t*>(ids.data()), kInt32, {count, kTopK});
       return result;
     };
@@ -218,8 +219,8 @@ TEST(SharingTest, StepAfterAnAbandonedRoundWaitsForSlowRanks) {
       for (std::int64_t src = 0; src < 2; ++src) {
         const std::int32_t want = rank == 0 ? 3 : -1;
         for (std::int64_t k = 0; k < kTopK; ++k) {
-          check(ids[src * kTokens * kTopK + k] == want, "an id was lost in round " +
-                                                            std::to_string(round));
+          check(ids[src * kTokens * kTopK + k] == want,
+                "an id was lost in round " + std::to_string(round));
         }
       }
       std::uint16_t output = 0;

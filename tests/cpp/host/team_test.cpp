@@ -33,7 +33,8 @@ TEST(TeamTest, EveryThreadRunsOnceAJob) {
 }
 
 TEST(TeamTest, TeamsWithoutAJobStartNoThread) {
-  for (int i = 0; i < 1000; ++i) Team team(1024);
+  for (int i = 0; i < 1000; ++i)
+    Team team(1024);
 }
 
 // What a thread wrote before the barrier, all see behind it; a job's results are the caller's.
@@ -50,7 +51,8 @@ TEST(TeamTest, BarriersOrderWhatThreadsWrite) {
         values[static_cast<std::size_t>(thread)] = step * (thread + 1);
         coop.sync();
         int sum = 0;
-        for (const int value : values) sum += value;
+        for (const int value : values)
+          sum += value;
         sums[static_cast<std::size_t>(thread)] += sum;
         coop.sync();
       }

@@ -69,16 +69,16 @@ TEST(HostSegmentTest, OtherDescriptorsAreNotTakenForIt) {
               ThrowsMessage<MoEEpError>(HasSubstr("sealed against shrinking")));
 }
 
-TEST(HostSegmentTest, TooMuchMemoryIsAnErrorAtOnce) {
+// The lack of memory itself is tested with made-up numbers (free_memory_test.cpp): a test that
+// asked the kernel for too much would take the machine down the day the check is lost.
+TEST(HostSegmentTest, MoreThanALimitAllowsIsAnErrorAtOnce) {
   const Resources before = Resources::now();
-  for (const SegmentKind kind : {SegmentKind::kMemfd, SegmentKind::kShmOpen}) {
-    EXPECT_THAT([&] { HostSegment::create(std::size_t{1} << 50, kind); },
-                ThrowsMessage<MoEEpError>(HasSubstr("must fit into free memory")));
-  }
   const testing::ScopedFileSizeLimit limit(8 * kPage);
-  EXPECT_THAT(
-      [&] { HostSegment::create(16 * kPage); },
-      ThrowsMessage<MoEEpError>(HasSubstr("must fit RLIMIT_FSIZE (32768 bytes), got 65536")));
+  for (const SegmentKind kind : {SegmentKind::kMemfd, SegmentKind::kShmOpen}) {
+    EXPECT_THAT(
+        [&] { HostSegment::create(16 * kPage, kind); },
+        ThrowsMessage<MoEEpError>(HasSubstr("must fit RLIMIT_FSIZE (32768 bytes), got 65536")));
+  }
   EXPECT_EQ(Resources::now(), before);
 }
 
@@ -87,10 +87,10 @@ TEST(HostSegmentTest, ATimerDoesNotKeepItFromGettingItsPages) {
   struct sigaction old{};
   action.sa_handler = [](int) {};
   ::sigaction(SIGALRM, &action, &old);
-  const itimerval often{{0, 2000}, {0, 2000}};
+  const itimerval often{{0, 1000}, {0, 1000}};
   const itimerval never{};
   ::setitimer(ITIMER_REAL, &often, nullptr);
-  EXPECT_NO_THROW(HostSegment::create(std::size_t{256} << 20));
+  EXPECT_NO_THROW(HostSegment::create(std::size_t{64} << 20));
   ::setitimer(ITIMER_REAL, &never, nullptr);
   ::sigaction(SIGALRM, &old, nullptr);
 }

@@ -82,6 +82,17 @@ TEST_P(WorkspaceFailure, BadArgumentOnOneRankIsNamedOnEveryRank) {
   })));
 }
 
+TEST_P(WorkspaceFailure, FreeMemoryMustHoldTheSlicesOfAllRanks) {
+  constexpr std::size_t kHuge = std::size_t{1} << 44;
+  // Should the check be lost, the limit stops the allocation before the machine runs out.
+  const testing::ScopedFileSizeLimit limit(1 << 30);
+  EXPECT_TRUE(all_ok(spawn_ranks(GetParam(), 3, [&](int, const auto& comm) {
+    EXPECT_THAT(failure_of([&] { SymmetricWorkspace::create_host(*comm, kHuge); }),
+                HasSubstr("all slices must fit into free memory, got " + std::to_string(3 * kHuge) +
+                          " bytes wanted"));
+  })));
+}
+
 TEST_P(WorkspaceFailure, DifferentArgumentsAreBadArgumentsOnEveryRank) {
   using Bad = std::invalid_argument;
   EXPECT_TRUE(all_ok(spawn_ranks(GetParam(), 2, [&](int rank, const auto& comm) {

@@ -5,8 +5,8 @@
 namespace moe_ep::protocol {
 namespace {
 
-constexpr Epoch kStarts[] = {0u, 1u, 0x7ffffffeu, 0x7fffffffu, 0x80000000u, 0xfffffffeu,
-                             0xffffffffu};
+constexpr Epoch kStarts[] = {0u,          1u,          0x7ffffffeu, 0x7fffffffu,
+                             0x80000000u, 0xfffffffeu, 0xffffffffu};
 
 TEST(EpochTest, NextWrapsToZero) {
   EXPECT_EQ(next_epoch(0), 1u);

@@ -86,7 +86,8 @@ TEST(GeometryTest, LargestExpertCountsDoNotOverflow) {
 // FR-033, FR-036, FR-041.
 TEST(GeometryTest, OnlyIdsOfExpertsAreNotVoid) {
   const Ownership ownership = Ownership::make(10, 4);
-  for (const std::int64_t id : {0, 3, 9}) EXPECT_FALSE(ownership.is_void(id)) << id;
+  for (const std::int64_t id : {0, 3, 9})
+    EXPECT_FALSE(ownership.is_void(id)) << id;
   for (const std::int64_t id :
        {std::int64_t{-1}, std::int64_t{-7}, std::int64_t{10}, std::int64_t{kMaxInt},
         (std::int64_t{1} << 32) + 3, (std::int64_t{1} << 32) * 7, -(std::int64_t{1} << 32) + 3,
@@ -122,10 +123,17 @@ TEST(GeometryTest, TokenVisitsEachOwnerOnceAndOnlyActiveOnes) {
     std::set<int> expected;
     for (int k = 0; k < top_k; ++k) {
       switch (random() % 8) {
-        case 0: ids.push_back(-1 - static_cast<std::int64_t>(random() % 3)); break;
-        case 1: ids.push_back(num_experts + static_cast<std::int64_t>(random() % 3)); break;
-        case 2: ids.push_back((std::int64_t{1} << 32) + random() % 4); break;
-        default: ids.push_back(random() % static_cast<unsigned>(num_experts));
+        case 0:
+          ids.push_back(-1 - static_cast<std::int64_t>(random() % 3));
+          break;
+        case 1:
+          ids.push_back(num_experts + static_cast<std::int64_t>(random() % 3));
+          break;
+        case 2:
+          ids.push_back((std::int64_t{1} << 32) + random() % 4);
+          break;
+        default:
+          ids.push_back(random() % static_cast<unsigned>(num_experts));
       }
       if (ids.back() < 0 || ids.back() >= num_experts) continue;
       const int owner = owners[static_cast<std::size_t>(ids.back())];

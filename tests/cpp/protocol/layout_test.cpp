@@ -23,7 +23,9 @@ struct Region {
   Wide bytes;
 };
 
-Wide wide(std::int64_t value) { return value; }
+Wide wide(std::int64_t value) {
+  return value;
+}
 
 // What each control region must hold, from its purpose.
 std::vector<Region> control_regions(const WorkspaceLayout& layout) {
@@ -47,9 +49,8 @@ std::vector<Region> step_regions(const WorkspaceLayout& layout, std::int32_t tok
   const Wide rows = wide(layout.num_ranks) * tokens_per_rank;
   std::vector<Region> regions = control_regions(layout);
   regions.push_back({"combine", layout.combine, rows * combine_row_bytes});
-  const auto placement =
-      PayloadPlacement::make(layout, tokens_per_rank, row_bytes.data(),
-                             static_cast<std::int32_t>(row_bytes.size()));
+  const auto placement = PayloadPlacement::make(layout, tokens_per_rank, row_bytes.data(),
+                                                static_cast<std::int32_t>(row_bytes.size()));
   for (std::size_t payload = 0; payload < row_bytes.size(); ++payload) {
     regions.push_back({"payload " + std::to_string(payload), placement.offsets[payload],
                        rows * row_bytes[payload]});
@@ -58,7 +59,9 @@ std::vector<Region> step_regions(const WorkspaceLayout& layout, std::int32_t tok
   return regions;
 }
 
-std::string text(Wide value) { return std::to_string(static_cast<double>(value)); }
+std::string text(Wide value) {
+  return std::to_string(static_cast<double>(value));
+}
 
 ::testing::AssertionResult fits(std::vector<Region> regions, std::int64_t slice_bytes) {
   std::stable_sort(regions.begin(), regions.end(),
@@ -70,9 +73,8 @@ std::string text(Wide value) { return std::to_string(static_cast<double>(value))
       return ::testing::AssertionFailure() << region.name << " is not aligned";
     }
     if (region.begin < end) {
-      return ::testing::AssertionFailure()
-             << region.name << " begins at " << text(region.begin) << ", before " << last
-             << " ends at " << text(end);
+      return ::testing::AssertionFailure() << region.name << " begins at " << text(region.begin)
+                                           << ", before " << last << " ends at " << text(end);
     }
     if (region.bytes > 0) {
       end = region.begin + region.bytes;
@@ -80,7 +82,8 @@ std::string text(Wide value) { return std::to_string(static_cast<double>(value))
     }
   }
   if (end > slice_bytes) {
-    return ::testing::AssertionFailure() << last << " ends at " << text(end) << " of " << slice_bytes;
+    return ::testing::AssertionFailure()
+           << last << " ends at " << text(end) << " of " << slice_bytes;
   }
   return ::testing::AssertionSuccess();
 }
@@ -184,7 +187,8 @@ TEST(LayoutTest, PlacementDependsOnlyOnWhatTheSignatureCovers) {
   const auto layout = layout_for(3, 50, 0, 200, 64);
   const auto a = PayloadPlacement::make(layout, 10, rows, 3);
   const auto b = PayloadPlacement::make(layout, 10, rows, 3);
-  for (int payload = 0; payload < 3; ++payload) EXPECT_EQ(a.offsets[payload], b.offsets[payload]);
+  for (int payload = 0; payload < 3; ++payload)
+    EXPECT_EQ(a.offsets[payload], b.offsets[payload]);
   EXPECT_EQ(a.begin, a.offsets[0]);
 }
 
@@ -219,12 +223,11 @@ TEST(LayoutTest, OffsetsBeyondFourGibibytesAreExact) {
   for (const Case& c : {Case{8, 32768, 16384}, Case{4, 131072, 14336}, Case{256, 8192, 14336},
                         Case{256, 1 << 20, 1 << 20}, Case{2, 0x7fffffff, 4096}}) {
     constexpr std::int32_t kIds = 64;
-    const auto layout = layout_for(c.num_ranks, c.max_tokens, 0, c.hidden_bytes + 2 * kIds,
-                                   c.hidden_bytes);
+    const auto layout =
+        layout_for(c.num_ranks, c.max_tokens, 0, c.hidden_bytes + 2 * kIds, c.hidden_bytes);
     const std::vector<std::int32_t> mix{c.hidden_bytes, kIds, kIds};
     EXPECT_GT(layout.slice_bytes, std::int64_t{1} << 32);
-    EXPECT_TRUE(
-        fits(step_regions(layout, c.max_tokens, mix, c.hidden_bytes), layout.slice_bytes))
+    EXPECT_TRUE(fits(step_regions(layout, c.max_tokens, mix, c.hidden_bytes), layout.slice_bytes))
         << "R " << c.num_ranks << ", C " << c.max_tokens;
     const Wide rows = wide(c.num_ranks) * c.max_tokens;
     const Wide payload = rows * (c.hidden_bytes + 2 * kIds);

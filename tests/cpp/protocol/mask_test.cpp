@@ -41,7 +41,8 @@ TEST(RankMaskTest, FirstHoldsTheLowestRanksForEveryCount) {
   for (int num_ranks = 0; num_ranks <= kMaxRanks; ++num_ranks) {
     const RankMask mask = RankMask::first(num_ranks);
     ASSERT_EQ(mask.count(), num_ranks);
-    for (int rank = 0; rank < kMaxRanks; ++rank) ASSERT_EQ(mask.test(rank), rank < num_ranks);
+    for (int rank = 0; rank < kMaxRanks; ++rank)
+      ASSERT_EQ(mask.test(rank), rank < num_ranks);
   }
 }
 

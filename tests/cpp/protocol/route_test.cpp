@@ -38,8 +38,11 @@ void expect_routed(int num_ranks, int num_experts, int top_k, const RankMask& ac
                    const std::vector<std::vector<std::int64_t>>& ids) {
   const int num_tokens = static_cast<int>(ids.size());
   FakeGroup group(num_ranks, std::max(1, num_tokens), 8 + 4 * top_k, 8);
-  const FakeStep step{.tokens_per_rank = std::max(1, num_tokens), .num_experts = num_experts,
-                      .top_k = top_k, .num_words = 2, .active = active};
+  const FakeStep step{.tokens_per_rank = std::max(1, num_tokens),
+                      .num_experts = num_experts,
+                      .top_k = top_k,
+                      .num_words = 2,
+                      .active = active};
   const FakeTokens tokens = FakeTokens::make(1, 0, ids, 2);
   const DispatchParams params = group.dispatch_params(0, step, tokens);
   route_tokens(params);
@@ -75,8 +78,8 @@ TEST(RouteTest, HopsAreAscendingAndRowsCompactForEveryRankCount) {
     std::vector<std::vector<std::int64_t>> ids(random() % 9);
     for (auto& token : ids) {
       for (int k = 0; k < top_k; ++k) {
-        token.push_back(static_cast<std::int64_t>(random() % static_cast<unsigned>(num_experts + 4)) -
-                        2);
+        token.push_back(
+            static_cast<std::int64_t>(random() % static_cast<unsigned>(num_experts + 4)) - 2);
       }
     }
     ASSERT_NO_FATAL_FAILURE(expect_routed(num_ranks, num_experts, top_k, active, ids))
@@ -101,7 +104,10 @@ TEST(RouteTest, FullHopListsAreReadToTheirEnd) {
 
 TEST(RouteTest, ListsOfLaterStepsHideThoseOfEarlierOnes) {
   FakeGroup group(4, 3, 32, 8);
-  FakeStep step{.tokens_per_rank = 3, .num_experts = 4, .top_k = 4, .num_words = 2,
+  FakeStep step{.tokens_per_rank = 3,
+                .num_experts = 4,
+                .top_k = 4,
+                .num_words = 2,
                 .active = RankMask::first(4)};
   const FakeTokens full = FakeTokens::make(1, 0, {{0, 1, 2, 3}, {3, 2, 1, 0}, {0, 1, 2, 3}}, 2);
   route_tokens(group.dispatch_params(0, step, full));

@@ -17,7 +17,8 @@ constexpr auto kNever = [] { return false; };
 
 RankMask mask_of(const std::vector<int>& ranks) {
   RankMask mask;
-  for (const int rank : ranks) mask.set(rank);
+  for (const int rank : ranks)
+    mask.set(rank);
   return mask;
 }
 
@@ -76,7 +77,8 @@ TEST(WaitTest, PausesCountUpwardsSoThatAWaiterCanYield) {
   memory.on_pause = [&](std::uint32_t count) { polls.push_back(count); };
   EXPECT_FALSE(wait_until(memory, kDeadline, kNever));
   ASSERT_FALSE(polls.empty());
-  for (std::size_t i = 0; i < polls.size(); ++i) ASSERT_EQ(polls[i], i + 1);
+  for (std::size_t i = 0; i < polls.size(); ++i)
+    ASSERT_EQ(polls[i], i + 1);
 }
 
 TEST(WaitTest, ClockIsReadRarely) {
@@ -87,8 +89,8 @@ TEST(WaitTest, ClockIsReadRarely) {
 }
 
 TEST(WaitTest, AwaitPeersNamesExactlyTheMissing) {
-  for (const auto& missing : std::vector<std::vector<int>>{
-           {}, {0}, {7}, {0, 1, 2}, {63, 64, 65, 255}}) {
+  for (const auto& missing :
+       std::vector<std::vector<int>>{{}, {0}, {7}, {0, 1, 2}, {63, 64, 65, 255}}) {
     FakeMemory memory;
     const RankMask absent = mask_of(missing);
     EXPECT_EQ(await_peers(memory, RankMask::first(kMaxRanks), kDeadline,
@@ -119,9 +121,9 @@ TEST(WaitTest, AllPeersShareOneDeadline) {
 
 TEST(WaitTest, PeersThatCameWhileAnotherWasAwaitedAreNotMissing) {
   FakeMemory memory;
-  const RankMask missing =
-      await_peers(memory, mask_of({0, 1, 2}), kDeadline,
-                  [&](int peer) { return peer != 0 && memory.clock_ns >= kDeadline / 2; });
+  const RankMask missing = await_peers(memory, mask_of({0, 1, 2}), kDeadline, [&](int peer) {
+    return peer != 0 && memory.clock_ns >= kDeadline / 2;
+  });
   EXPECT_EQ(missing, mask_of({0}));
 }
 
@@ -129,8 +131,8 @@ TEST(WaitTest, FreshStatusIsOk) {
   const StepStatus status;
   EXPECT_TRUE(status.ok());
   EXPECT_TRUE(status.missing.empty());
-  for (const StepResult result : {StepResult::kTimeout, StepResult::kMismatch,
-                                  StepResult::kCorrupt}) {
+  for (const StepResult result :
+       {StepResult::kTimeout, StepResult::kMismatch, StepResult::kCorrupt}) {
     StepStatus failed;
     failed.result = result;
     EXPECT_FALSE(failed.ok());

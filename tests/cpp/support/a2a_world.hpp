@@ -23,8 +23,7 @@ namespace moe_ep::testing {
 class Bytes {
  public:
   explicit Bytes(std::size_t bytes, std::byte fill = std::byte{0})
-      : memory_(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 64) / 64 * 64)),
-                std::free),
+      : memory_(static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 64) / 64 * 64)), std::free),
         bytes_(bytes) {
     std::memset(memory_.get(), static_cast<int>(fill), bytes);
   }
@@ -87,7 +86,8 @@ class A2aStep {
         routing_(static_cast<std::size_t>(num_tokens_ * step.top_k * 8)),
         ids_(static_cast<std::size_t>(num_tokens_ * step.top_k * 4)) {
     for (std::int64_t at = 0; at < num_tokens_ * step.top_k; ++at) {
-      const std::int64_t id = step.ids[static_cast<std::size_t>(rank)][static_cast<std::size_t>(at)];
+      const std::int64_t id =
+          step.ids[static_cast<std::size_t>(rank)][static_cast<std::size_t>(at)];
       const auto narrow = static_cast<std::int32_t>(id);
       std::memcpy(ids_.data() + 4 * at, &narrow, 4);
       if (wide_ids) std::memcpy(routing_.data() + 8 * at, &id, 8);
@@ -131,15 +131,16 @@ class A2aStep {
       const auto tokens = reference::arrivals(step_, src, rank_);
       for (std::size_t payload = 0; payload < args.input_payloads.size(); ++payload) {
         if (payload == 1) continue;
-        const int kind = payload == 0 ? int{kHiddenPayload}
-                                      : kFirstExtraPayload + static_cast<int>(payload) - 2;
+        const int kind =
+            payload == 0 ? int{kHiddenPayload} : kFirstExtraPayload + static_cast<int>(payload) - 2;
         const std::int64_t bytes = args.input_payloads[payload].size(1);
         for (std::size_t row = 0; row < tokens.size(); ++row) {
           const auto expected = payload_row(step_, kind, src, tokens[row], bytes);
           const auto index = src * step_.tokens_per_rank + static_cast<std::int64_t>(row);
-          check(std::memcmp(rows_of(payload) + index * bytes, expected.data(), expected.size()) == 0,
-                "rank " + std::to_string(rank_) + ": payload " + std::to_string(payload) +
-                    " of rank " + std::to_string(src) + " differs");
+          check(
+              std::memcmp(rows_of(payload) + index * bytes, expected.data(), expected.size()) == 0,
+              "rank " + std::to_string(rank_) + ": payload " + std::to_string(payload) +
+                  " of rank " + std::to_string(src) + " differs");
         }
       }
       const std::byte* ids = rows_of(1);
@@ -149,10 +150,9 @@ class A2aStep {
           std::int32_t got;
           std::memcpy(&got, ids + 4 * index, 4);
           const bool empty = row >= static_cast<std::int64_t>(tokens.size());
-          const std::int64_t want =
-              empty ? step_.invalid_expert_id
-                    : static_cast<std::int32_t>(
-                          step_.id(src, tokens[static_cast<std::size_t>(row)], k));
+          const std::int64_t want = empty ? step_.invalid_expert_id
+                                          : static_cast<std::int32_t>(step_.id(
+                                                src, tokens[static_cast<std::size_t>(row)], k));
           check(got == want, "rank " + std::to_string(rank_) + ": an id of rank " +
                                  std::to_string(src) + " must be " + std::to_string(want) +
                                  ", got " + std::to_string(got));

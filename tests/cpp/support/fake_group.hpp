@@ -19,7 +19,7 @@ namespace moe_ep::testing {
 
 // What one rank brings to a step. A row's words tell where it came from.
 struct FakeTokens {
-  std::vector<std::vector<std::int64_t>> ids;  // of each token
+  std::vector<std::vector<std::int64_t>> ids;    // of each token
   std::vector<std::vector<std::uint32_t>> rows;  // of each token, equal lengths
 
   // Tokens whose words are {salt, rank, token, ...}.
@@ -80,7 +80,8 @@ class FakeGroup {
             protocol::WorkspaceLayout::required_bytes(num_ranks, max_tokens, eplb_experts,
                                                       dispatch_row_bytes, combine_row_bytes))),
         bytes_(static_cast<std::size_t>(num_ranks * layout_.slice_bytes) + 128, std::byte{0x7f}) {
-    for (int rank = 0; rank < num_ranks; ++rank) protocol::reset_slice(workspace(rank), epoch);
+    for (int rank = 0; rank < num_ranks; ++rank)
+      protocol::reset_slice(workspace(rank), epoch);
   }
 
   int num_ranks() const { return layout_.num_ranks; }
@@ -120,8 +121,10 @@ class FakeGroup {
     auto& [ids, rows] = sources_[rank];
     ids.clear();
     rows.clear();
-    for (const auto& token : tokens.ids) ids.insert(ids.end(), token.begin(), token.end());
-    for (const auto& row : tokens.rows) rows.insert(rows.end(), row.begin(), row.end());
+    for (const auto& token : tokens.ids)
+      ids.insert(ids.end(), token.begin(), token.end());
+    for (const auto& row : tokens.rows)
+      rows.insert(rows.end(), row.begin(), row.end());
     params.topk_ids = reinterpret_cast<const std::byte*>(ids.data());
     params.topk_ids_stride = 8ll * step.top_k;
     params.payloads[0] = {reinterpret_cast<const std::byte*>(rows.data()), 4ll * step.num_words};
@@ -161,7 +164,8 @@ class FakeGroup {
       memory.on_pause = [&](std::uint32_t) { start_next(); };
       phase(rank, memory);
     };
-    while (next < ranks.size()) start_next();
+    while (next < ranks.size())
+      start_next();
   }
 
  private:

@@ -32,14 +32,18 @@ std::uint32_t random_bits(std::uint64_t random, BinaryFormat format, bool any_bi
   if (any_bits && random % 16 == 0) {
     const auto pattern = static_cast<std::uint32_t>(random >> 8) & all;
     switch (random >> 4 & 3) {
-      case 0: return pattern & (1u << (width - 1));                             // a zero
-      case 1: return pattern & ((1u << (width - 1)) | ((1u << format.mantissa_bits) - 1));  // tiny
-      default: return pattern;
+      case 0:
+        return pattern & (1u << (width - 1));  // a zero
+      case 1:
+        return pattern & ((1u << (width - 1)) | ((1u << format.mantissa_bits) - 1));  // tiny
+      default:
+        return pattern;
     }
   }
   const int bias = (1 << (format.exponent_bits - 1)) - 1;
   const auto exponent = static_cast<std::uint32_t>(bias - 6 + static_cast<int>(random >> 40) % 13);
-  const auto mantissa = static_cast<std::uint32_t>(random >> 8) & ((1u << format.mantissa_bits) - 1);
+  const auto mantissa =
+      static_cast<std::uint32_t>(random >> 8) & ((1u << format.mantissa_bits) - 1);
   const auto sign = static_cast<std::uint32_t>(random >> 63) << (width - 1);
   return sign | exponent << format.mantissa_bits | mantissa;
 }
@@ -53,9 +57,9 @@ std::uint64_t mix(std::uint64_t a, std::uint64_t b, std::uint64_t c, std::uint64
 void random_counts(GroupStep& step) {
   step.num_tokens.clear();
   for (int rank = 0; rank < step.num_ranks; ++rank) {
-    step.num_tokens.push_back(static_cast<std::int64_t>(
-        mix(step.seed, 1, static_cast<std::uint64_t>(rank)) %
-        static_cast<std::uint64_t>(step.tokens_per_rank + 1)));
+    step.num_tokens.push_back(
+        static_cast<std::int64_t>(mix(step.seed, 1, static_cast<std::uint64_t>(rank)) %
+                                  static_cast<std::uint64_t>(step.tokens_per_rank + 1)));
   }
 }
 
@@ -65,14 +69,15 @@ void random_ids(GroupStep& step, bool void_tokens) {
   for (int rank = 0; rank < step.num_ranks; ++rank) {
     auto& ids = step.ids[static_cast<std::size_t>(rank)];
     for (std::int64_t token = 0; token < step.num_tokens[static_cast<std::size_t>(rank)]; ++token) {
-      const auto key = mix(step.seed, 2, static_cast<std::uint64_t>(rank),
-                           static_cast<std::uint64_t>(token));
+      const auto key =
+          mix(step.seed, 2, static_cast<std::uint64_t>(rank), static_cast<std::uint64_t>(token));
       const bool only_void = void_tokens && key % 5 == 0;
       for (std::int64_t k = 0; k < step.top_k; ++k) {
         const auto draw = mix(key, static_cast<std::uint64_t>(k));
         std::int64_t id = static_cast<std::int64_t>((draw >> 8) % experts);
         if (draw % 8 == 0 && k > 0) id = ids.back();  // twice
-        if (only_void || draw % 16 == 1) id = draw % 3 == 0 ? -1 : draw % 3 == 1 ? -7 : step.num_experts;
+        if (only_void || draw % 16 == 1)
+          id = draw % 3 == 0 ? -1 : draw % 3 == 1 ? -7 : step.num_experts;
         ids.push_back(id);
       }
     }

@@ -58,9 +58,8 @@ inline double rounded(DType dtype, double value) {
   const double largest = dtype == kFloat16    ? 65504.0
                          : dtype == kBFloat16 ? std::ldexp(255.0, 120)
                                               : double{std::numeric_limits<float>::max()};
-  return std::fabs(result) > largest
-             ? std::copysign(std::numeric_limits<double>::infinity(), value)
-             : result;
+  return std::fabs(result) > largest ? std::copysign(std::numeric_limits<double>::infinity(), value)
+                                     : result;
 }
 
 // Whether the stored element is `value`: the same number and sign, or any NaN for a NaN.
@@ -139,8 +138,8 @@ inline float sum(const std::vector<std::vector<double>>& rows, std::size_t eleme
 
 // How far a low-precision combine may be from the exact sum: for every contribution 2^-4 of it and
 // 2^-10 of its block's scale, and half an output ulp.
-inline double low_precision_bound(const std::vector<std::vector<double>>& rows,
-                                  std::size_t element, DType out, double exact) {
+inline double low_precision_bound(const std::vector<std::vector<double>>& rows, std::size_t element,
+                                  DType out, double exact) {
   double bound = 0.5 * ulp(out, exact);
   for (const auto& row : rows) {
     double amax = 0;

@@ -60,8 +60,8 @@ std::vector<std::int32_t> ints_of(const SuiteBackend& backend, const TensorView&
   return values;
 }
 
-StepRunner::StepRunner(const SuiteBackend& backend, MoEEpCommunication& comm,
-                       const GroupStep& step, const StepOptions& options)
+StepRunner::StepRunner(const SuiteBackend& backend, MoEEpCommunication& comm, const GroupStep& step,
+                       const StepOptions& options)
     : backend_(backend),
       comm_(comm),
       step_(step),
@@ -114,9 +114,15 @@ void StepRunner::send() {
   inputs.topk_ids = ids_.view();
   for (const Sent& sent : sent_) {
     switch (sent.kind) {
-      case kHiddenPayload: inputs.hidden_states = sent.tensor.view(); break;
-      case kWeightsPayload: inputs.topk_weights = sent.tensor.view(); break;
-      case kScalePayload: inputs.hidden_states_scale = sent.tensor.view(); break;
+      case kHiddenPayload:
+        inputs.hidden_states = sent.tensor.view();
+        break;
+      case kWeightsPayload:
+        inputs.topk_weights = sent.tensor.view();
+        break;
+      case kScalePayload:
+        inputs.hidden_states_scale = sent.tensor.view();
+        break;
       default:
         inputs.extra_payloads.push_back(
             {"extra" + std::to_string(sent.kind - kFirstExtraPayload), sent.tensor.view()});
@@ -152,9 +158,15 @@ void StepRunner::check_received() const {
   if (received_.tokens_per_rank != step_.tokens_per_rank) fail("another tokens_per_rank");
   for (const Sent& sent : sent_) {
     switch (sent.kind) {
-      case kHiddenPayload: check_payload(received_.hidden_states, sent); break;
-      case kWeightsPayload: check_payload(received_.topk_weights.value(), sent); break;
-      case kScalePayload: check_payload(received_.hidden_states_scale.value(), sent); break;
+      case kHiddenPayload:
+        check_payload(received_.hidden_states, sent);
+        break;
+      case kWeightsPayload:
+        check_payload(received_.topk_weights.value(), sent);
+        break;
+      case kScalePayload:
+        check_payload(received_.hidden_states_scale.value(), sent);
+        break;
       default: {
         const auto extra = static_cast<std::size_t>(sent.kind - kFirstExtraPayload);
         check_payload(received_.extra_payloads.at(extra).tensor, sent);
@@ -217,9 +229,9 @@ void StepRunner::combine() {
                              ? expert_row(step_, rank_, src, tokens[static_cast<std::size_t>(row)])
                              : nan_row(row_bytes);
       const std::int64_t index = src * step_.tokens_per_rank + row;
-      backend_.upload(static_cast<std::byte*>(answers.data) +
-                          index * answers.stride(0) * itemsize(step_.dtype),
-                      bytes.data(), bytes.size());
+      backend_.upload(
+          static_cast<std::byte*>(answers.data) + index * answers.stride(0) * itemsize(step_.dtype),
+          bytes.data(), bytes.size());
     }
   }
   const std::int64_t num_tokens = step_.num_tokens[static_cast<std::size_t>(rank_)];
@@ -262,8 +274,8 @@ void StepRunner::check_result(std::int64_t token, const std::vector<std::byte>& 
     const double bound = reference::low_precision_bound(rows, element, step_.dtype, largest);
     if (std::fabs(got - exact) <= bound) continue;
     std::ostringstream text;
-    text << "element " << element << " of token " << token << " must be within " << bound
-         << " of " << exact << ", got " << got;
+    text << "element " << element << " of token " << token << " must be within " << bound << " of "
+         << exact << ", got " << got;
     fail(text.str());
   }
 }
