@@ -42,7 +42,8 @@ struct Options {
 };
 
 __host__ __device__ inline std::uint32_t hash(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
-  std::uint32_t h = a * 0x9e3779b1u ^ (b + 0x7f4a7c15u) * 0x85ebca77u ^ (c + 0x165667b1u) * 0xc2b2ae3du;
+  std::uint32_t h =
+      a * 0x9e3779b1u ^ (b + 0x7f4a7c15u) * 0x85ebca77u ^ (c + 0x165667b1u) * 0xc2b2ae3du;
   h ^= h >> 15;
   h *= 0x2c1b3c6du;
   h ^= h >> 12;
@@ -69,8 +70,7 @@ __global__ void check_rows(const std::uint32_t* rows, const int* tokens, int num
   for (int at = blockIdx.x; at < num_ranks * T; at += gridDim.x) {
     if (tokens[at] < 0) continue;
     for (int word = threadIdx.x; word < words; word += blockDim.x) {
-      if (rows[static_cast<std::int64_t>(at) * words + word] !=
-          hash(at / T, tokens[at], word)) {
+      if (rows[static_cast<std::int64_t>(at) * words + word] != hash(at / T, tokens[at], word)) {
         atomicAdd(wrong, 1);
       }
     }
@@ -110,9 +110,12 @@ struct Rank {
 
 class Pair {
  public:
-  Pair(Rig& rig, const Options& options, int T) : rig_(rig), options_(options), T_(T), ranks_(rig.size()) {
-    for (int rank = 0; rank < rig.size(); ++rank) make(rank);
-    for (int rank = 0; rank < rig.size(); ++rank) map(rank);
+  Pair(Rig& rig, const Options& options, int T)
+      : rig_(rig), options_(options), T_(T), ranks_(rig.size()) {
+    for (int rank = 0; rank < rig.size(); ++rank)
+      make(rank);
+    for (int rank = 0; rank < rig.size(); ++rank)
+      map(rank);
   }
 
   void dispatch(int rank) {
@@ -133,18 +136,19 @@ class Pair {
   }
   double remote_rows() const {
     double most = 0;
-    for (const Rank& rank : ranks_) most = std::max(most, rank.remote_rows);
+    for (const Rank& rank : ranks_)
+      most = std::max(most, rank.remote_rows);
     return most;
   }
   double dispatch_bytes() const {
     double bytes = 0;
-    for (int p = 0; p < ranks_[0].dispatch.num_payloads; ++p) bytes += ranks_[0].dispatch.row_bytes(p);
+    for (int p = 0; p < ranks_[0].dispatch.num_payloads; ++p)
+      bytes += ranks_[0].dispatch.row_bytes(p);
     return bytes * remote_rows();
   }
   double combine_bytes() const {
-    return remote_rows() * (options_.fp8_combine
-                                ? protocol::fp8_wire_row_bytes(options_.hidden)
-                                : 2.0 * options_.hidden);
+    return remote_rows() * (options_.fp8_combine ? protocol::fp8_wire_row_bytes(options_.hidden)
+                                                 : 2.0 * options_.hidden);
   }
 
   // Mismatches of two steps, the second after rubbish in the outputs.
@@ -153,7 +157,8 @@ class Pair {
     for (int round = 0; round < 2; ++round) {
       for (int rank = 0; rank < rig_.size(); ++rank) {
         rig_.use(rank);
-        MOE_EP_CUDA_CHECK(cudaMemsetAsync(at(rank).output.data(), 0xcd, at(rank).output.size(), rig_[rank].stream));
+        MOE_EP_CUDA_CHECK(cudaMemsetAsync(at(rank).output.data(), 0xcd, at(rank).output.size(),
+                                          rig_[rank].stream));
         dispatch(rank);
         const int words = options_.fp8_dispatch ? options_.hidden / 4 : options_.hidden / 2;
         check_rows<<<512, 256, 0, rig_[rank].stream>>>(
@@ -196,8 +201,8 @@ class Pair {
       MOE_EP_CUDA_CHECK(cudaStreamBeginCapture(place.stream, cudaStreamCaptureModeThreadLocal));
       int next = 0;
       const auto mark = [&] {
-        MOE_EP_CUDA_CHECK(cudaEventRecordWithFlags(events[rank][next++], place.stream,
-                                                   cudaEventRecordExternal));
+        MOE_EP_CUDA_CHECK(
+            cudaEventRecordWithFlags(events[rank][next++], place.stream, cudaEventRecordExternal));
       };
       dispatch(rank);
       combine(rank);
@@ -244,7 +249,8 @@ class Pair {
     }
     for (int rank = 0; rank < n; ++rank) {
       cudaGraphExecDestroy(graphs[rank]);
-      for (cudaEvent_t event : events[rank]) cudaEventDestroy(event);
+      for (cudaEvent_t event : events[rank])
+        cudaEventDestroy(event);
     }
     testing::expect_all_ok(rig_);
     const auto median = [](std::vector<double>& v) {
@@ -318,7 +324,8 @@ class Pair {
     combine.num_tokens = combine.tokens_per_rank = T_;
     combine.elements = H;
     combine.row_bytes = 2 * H;
-    combine.format = protocol::kCombineBf16 | (options_.fp8_combine ? protocol::kCombineFp8Wire : 0);
+    combine.format =
+        protocol::kCombineBf16 | (options_.fp8_combine ? protocol::kCombineFp8Wire : 0);
     combine.timeout_ns = step.timeout_ns;
     if (options_.external) {
       combine.expert_output = own.experts.data();
@@ -347,7 +354,8 @@ class Pair {
       int row = 0;
       for (int token = 0; token < T_; ++token) {
         for (int k = 0; k < K; ++k) {
-          if (at(index).dispatch.ownership.owner(at(index).hosts_ids[token * K + k]) != peer) continue;
+          if (at(index).dispatch.ownership.owner(at(index).hosts_ids[token * K + k]) != peer)
+            continue;
           places[peer * T_ + token] = row++;
           if (peer != index) at(index).remote_rows += 1;
           break;
@@ -385,7 +393,8 @@ double copy_engine_rate() {
       MOE_EP_CUDA_CHECK(cudaSetDevice(d));
       MOE_EP_CUDA_CHECK(cudaEventRecord(begin[d], streams[d]));
       for (int i = 0; i < kRounds; ++i) {
-        MOE_EP_CUDA_CHECK(cudaMemcpyPeerAsync(to[1 - d].data(), 1 - d, from[d].data(), d, kBytes, streams[d]));
+        MOE_EP_CUDA_CHECK(
+            cudaMemcpyPeerAsync(to[1 - d].data(), 1 - d, from[d].data(), d, kBytes, streams[d]));
       }
       MOE_EP_CUDA_CHECK(cudaEventRecord(end[d], streams[d]));
     }
@@ -407,23 +416,40 @@ Options parse(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     const auto value = [&] { return i + 1 < argc ? std::atoll(argv[++i]) : 0; };
-    if (name == "--ranks") options.ranks = static_cast<int>(value());
-    else if (name == "--one-gpu") options.one_gpu = true;
-    else if (name == "--fp8-dispatch") options.fp8_dispatch = true;
-    else if (name == "--fp8-combine") options.fp8_combine = true;
-    else if (name == "--external") options.external = true;
-    else if (name == "--no-pdl") options.pdl = cuda::Pdl::kOff;
-    else if (name == "--late-pdl") options.pdl = cuda::Pdl::kLate;
-    else if (name == "--max-sms") options.max_sms = static_cast<int>(value());
-    else if (name == "--hidden") options.hidden = static_cast<int>(value());
-    else if (name == "--top-k") options.top_k = static_cast<int>(value());
-    else if (name == "--experts") options.experts = static_cast<int>(value());
-    else if (name == "--push-bytes") options.tuning.push_bytes = value();
-    else if (name == "--lag") options.tuning.lag = static_cast<int>(value());
-    else if (name == "--chunk-bytes") options.tuning.chunk_bytes = value();
-    else if (name == "--threads") options.tuning.threads = static_cast<int>(value());
-    else if (name == "--dispatch-threads") options.dispatch_tuning.threads = static_cast<int>(value());
-    else if (name == "--pull-blocks") options.tuning.pull_blocks = static_cast<int>(value());
+    if (name == "--ranks")
+      options.ranks = static_cast<int>(value());
+    else if (name == "--one-gpu")
+      options.one_gpu = true;
+    else if (name == "--fp8-dispatch")
+      options.fp8_dispatch = true;
+    else if (name == "--fp8-combine")
+      options.fp8_combine = true;
+    else if (name == "--external")
+      options.external = true;
+    else if (name == "--no-pdl")
+      options.pdl = cuda::Pdl::kOff;
+    else if (name == "--late-pdl")
+      options.pdl = cuda::Pdl::kLate;
+    else if (name == "--max-sms")
+      options.max_sms = static_cast<int>(value());
+    else if (name == "--hidden")
+      options.hidden = static_cast<int>(value());
+    else if (name == "--top-k")
+      options.top_k = static_cast<int>(value());
+    else if (name == "--experts")
+      options.experts = static_cast<int>(value());
+    else if (name == "--push-bytes")
+      options.tuning.push_bytes = value();
+    else if (name == "--lag")
+      options.tuning.lag = static_cast<int>(value());
+    else if (name == "--chunk-bytes")
+      options.tuning.chunk_bytes = value();
+    else if (name == "--threads")
+      options.tuning.threads = static_cast<int>(value());
+    else if (name == "--dispatch-threads")
+      options.dispatch_tuning.threads = static_cast<int>(value());
+    else if (name == "--pull-blocks")
+      options.tuning.pull_blocks = static_cast<int>(value());
     else if (name == "--tokens" && i + 1 < argc) {
       options.tokens.clear();
       for (char* at = argv[++i]; *at != '\0';) {
@@ -452,12 +478,14 @@ int main(int argc, char** argv) {
   const bool one_gpu = options.one_gpu || testing::num_gpus() < 2;
   const double link = one_gpu ? 0 : copy_engine_rate();
   std::string command;
-  for (int i = 1; i < argc; ++i) command += std::string(" ") + argv[i];
+  for (int i = 1; i < argc; ++i)
+    command += std::string(" ") + argv[i];
   std::printf("# cuda_pair%s: %d ranks on %s, copy engines both ways %.1f GB/s\n", command.c_str(),
               options.ranks, one_gpu ? "one GPU" : "GPUs of their own", link);
   for (const int T : options.tokens) {
     std::vector<int> devices;
-    for (int rank = 0; rank < options.ranks; ++rank) devices.push_back(one_gpu ? 0 : rank % testing::num_gpus());
+    for (int rank = 0; rank < options.ranks; ++rank)
+      devices.push_back(one_gpu ? 0 : rank % testing::num_gpus());
     const std::int64_t hidden_row = (options.fp8_dispatch ? 1 : 2) * options.hidden;
     const std::int64_t dispatch_row =
         hidden_row + 8 * options.top_k +

@@ -52,7 +52,8 @@ A2aBackend to_backend(const std::string& name, const char* operation) {
 // (offset from `base`, shape, (code, bits, lanes))
 nb::tuple describe_view(const TensorView& view, const void* base) {
   nb::list shape;
-  for (int dim = 0; dim < view.ndim; ++dim) shape.append(view.size(dim));
+  for (int dim = 0; dim < view.ndim; ++dim)
+    shape.append(view.size(dim));
   return nb::make_tuple(static_cast<const char*>(view.data) - static_cast<const char*>(base),
                         nb::tuple(shape),
                         nb::make_tuple(view.dtype.code, view.dtype.bits, view.dtype.lanes));
@@ -80,8 +81,7 @@ void bind_a2a(nb::module_& module) {
          std::int64_t max_num_tokens, std::int64_t eplb_experts, const std::string& backend) {
         const char* op = "moe_a2a_initialize";
         return to_fields(moe_a2a_initialize(view_of(workspace, op, "workspace"), ep_rank, ep_size,
-                                            max_num_tokens, eplb_experts,
-                                            to_backend(backend, op)));
+                                            max_num_tokens, eplb_experts, to_backend(backend, op)));
       },
       "workspace"_a, "ep_rank"_a, "ep_size"_a, "max_num_tokens"_a, "eplb_stats_num_experts"_a,
       "backend"_a);
@@ -127,8 +127,7 @@ void bind_a2a(nb::module_& module) {
       },
       "token_selected_experts"_a, "input_payloads"_a, "workspace"_a, "metainfo"_a,
       "runtime_max_tokens_per_rank"_a, "ep_rank"_a, "ep_size"_a, "top_k"_a, "num_experts"_a,
-      "eplb_local_stats"_a.none(), "enable_rank_mask"_a, "active_rank_mask"_a.none(),
-      "backend"_a,
+      "eplb_local_stats"_a.none(), "enable_rank_mask"_a, "active_rank_mask"_a.none(), "backend"_a,
       nb::sig("def a2a_dispatch(token_selected_experts: object, input_payloads: Sequence[object], "
               "workspace: object, metainfo: object, runtime_max_tokens_per_rank: int, ep_rank: "
               "int, ep_size: int, top_k: int, num_experts: int, eplb_local_stats: object | None, "
@@ -182,8 +181,7 @@ void bind_a2a(nb::module_& module) {
                                     view_of(workspace, op, "workspace"), to_metainfo(metainfo, op),
                                     ep_rank, invalid_expert_id, to_backend(backend, op));
       },
-      "expert_ids"_a, "workspace"_a, "metainfo"_a, "ep_rank"_a, "invalid_expert_id"_a,
-      "backend"_a);
+      "expert_ids"_a, "workspace"_a, "metainfo"_a, "ep_rank"_a, "invalid_expert_id"_a, "backend"_a);
 
   module.def(
       "active_rank_mask",

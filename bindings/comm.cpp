@@ -31,8 +31,7 @@ class PythonComm final : public CommBackend {
   std::vector<std::string> allgather(std::string_view message) override {
     const nb::gil_scoped_acquire gil;
     std::vector<std::string> messages;
-    for (nb::handle entry :
-         backend_.attr("allgather")(nb::bytes(message.data(), message.size()))) {
+    for (nb::handle entry : backend_.attr("allgather")(nb::bytes(message.data(), message.size()))) {
       messages.push_back(to_string(entry, "allgather"));
     }
     return messages;
@@ -72,7 +71,9 @@ nb::bytes to_bytes(const std::string& message) {
   return nb::bytes(message.data(), message.size());
 }
 
-std::string_view to_view(const nb::bytes& message) { return {message.c_str(), message.size()}; }
+std::string_view to_view(const nb::bytes& message) {
+  return {message.c_str(), message.size()};
+}
 
 std::chrono::milliseconds to_timeout(double seconds) {
   return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
@@ -102,7 +103,8 @@ void bind_comm(nb::module_& module) {
               messages = comm.allgather(to_view(message));
             }
             nb::list result;
-            for (const std::string& entry : messages) result.append(to_bytes(entry));
+            for (const std::string& entry : messages)
+              result.append(to_bytes(entry));
             return result;
           },
           "message"_a, nb::sig("def allgather(self, message: bytes) -> list[bytes]"))

@@ -34,7 +34,8 @@ struct WorkspaceMemory {
 // (offset from the slice's start, shape, (DLPack code, bits, lanes))
 nb::tuple describe_view(const TensorView& view, const std::byte* slice) {
   nb::list shape;
-  for (int dim = 0; dim < view.ndim; ++dim) shape.append(view.size(dim));
+  for (int dim = 0; dim < view.ndim; ++dim)
+    shape.append(view.size(dim));
   return nb::make_tuple(static_cast<const std::byte*>(view.data) - slice, nb::tuple(shape),
                         nb::make_tuple(view.dtype.code, view.dtype.bits, view.dtype.lanes));
 }
@@ -77,9 +78,8 @@ class Communication {
 
   // The result for `describe`d views comes from `make_result(views)`, once.
   nb::object dispatch(nb::handle hidden_states, nb::handle topk_ids, nb::handle topk_weights,
-                      nb::handle scale, nb::handle tokens_per_rank,
-                      nb::handle eplb_stats, nb::handle mask, nb::handle extras,
-                      nb::handle make_result) {
+                      nb::handle scale, nb::handle tokens_per_rank, nb::handle eplb_stats,
+                      nb::handle mask, nb::handle extras, nb::handle make_result) {
     const char* op = "dispatch";
     DispatchInputs inputs;
     inputs.hidden_states = view_of(hidden_states, op, "hidden_states");
@@ -127,9 +127,9 @@ class Communication {
   }
 
   nb::tuple combine_input_buffer(int code, int bits, int lanes) {
-    const TensorView view = impl_->get_combine_input_buffer(
-        {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(bits),
-         static_cast<std::uint16_t>(lanes)});
+    const TensorView view = impl_->get_combine_input_buffer({static_cast<std::uint8_t>(code),
+                                                             static_cast<std::uint8_t>(bits),
+                                                             static_cast<std::uint16_t>(lanes)});
     return describe_view(view, impl_->slice());
   }
 
@@ -167,14 +167,13 @@ class Communication {
 template <class Class, class Config>
 void bind_backend(nb::module_& module, const char* suffix) {
   using namespace nb::literals;
-  module.def((std::string("make_") + suffix).c_str(),
-             [](const BootstrapConfig& bootstrap, const MoEEpCommParams& params,
-                const Config& config) {
-               const nb::gil_scoped_release release;
-               return std::make_unique<Communication>(
-                   std::make_unique<Class>(bootstrap, params, config));
-             },
-             "bootstrap"_a, "params"_a, "config"_a);
+  module.def(
+      (std::string("make_") + suffix).c_str(),
+      [](const BootstrapConfig& bootstrap, const MoEEpCommParams& params, const Config& config) {
+        const nb::gil_scoped_release release;
+        return std::make_unique<Communication>(std::make_unique<Class>(bootstrap, params, config));
+      },
+      "bootstrap"_a, "params"_a, "config"_a);
   module.def((std::string("explain_") + suffix).c_str(), &Class::explain_platform,
              "Why the backend cannot run here; empty where it can.");
 }
@@ -187,13 +186,14 @@ void bind_communication(nb::module_& module) {
 
   nb::class_<WorkspaceMemory>(module, "WorkspaceMemory",
                               "A rank's slice; alive as long as this object.")
-      .def("tensor",
-           [](nb::handle self) {
-             const auto& bytes = nb::cast<const WorkspaceMemory&>(self).bytes;
-             return nb::ndarray<nb::pytorch, std::uint8_t, nb::ndim<1>>(
-                 bytes.data, {static_cast<std::size_t>(bytes.size(0))}, self);
-           },
-           "A uint8 torch tensor over the slice; it keeps this object alive.");
+      .def(
+          "tensor",
+          [](nb::handle self) {
+            const auto& bytes = nb::cast<const WorkspaceMemory&>(self).bytes;
+            return nb::ndarray<nb::pytorch, std::uint8_t, nb::ndim<1>>(
+                bytes.data, {static_cast<std::size_t>(bytes.size(0))}, self);
+          },
+          "A uint8 torch tensor over the slice; it keeps this object alive.");
 
   nb::class_<Communication>(module, "Communication", "A backend instance.")
       .def("dispatch", &Communication::dispatch, "hidden_states"_a.none(), "topk_ids"_a.none(),
@@ -210,28 +210,31 @@ void bind_communication(nb::module_& module) {
       .def("memory", &Communication::memory)
       .def("destroy", &Communication::destroy)
       .def("check", [](Communication& c) { c.impl().check(); })
-      .def("synchronize", [](Communication& c) { c.impl().synchronize(); }, no_gil)
-      .def("set_active_ranks",
-           [](Communication& c, const std::vector<int>& ranks) {
-             c.impl().set_active_ranks(ranks);
-           },
-           "ranks"_a)
-      .def("recover",
-           [](Communication& c, const std::vector<int>& ranks, nb::object backend,
-              nb::object group) {
-             auto comm = wrap_comm(std::move(backend), std::move(group));
-             const nb::gil_scoped_release release;
-             c.impl().recover(ranks, std::move(comm));
-           },
-           "active_ranks"_a, "comm_backend"_a, "group"_a)
-      .def("checkpoint_prepare", [](Communication& c) { c.impl().checkpoint_prepare(); }, no_gil)
-      .def("checkpoint_restore",
-           [](Communication& c, nb::object backend, nb::object group) {
-             auto comm = wrap_comm(std::move(backend), std::move(group));
-             const nb::gil_scoped_release release;
-             c.impl().checkpoint_restore(std::move(comm));
-           },
-           "comm_backend"_a, "group"_a)
+      .def(
+          "synchronize", [](Communication& c) { c.impl().synchronize(); }, no_gil)
+      .def(
+          "set_active_ranks",
+          [](Communication& c, const std::vector<int>& ranks) { c.impl().set_active_ranks(ranks); },
+          "ranks"_a)
+      .def(
+          "recover",
+          [](Communication& c, const std::vector<int>& ranks, nb::object backend,
+             nb::object group) {
+            auto comm = wrap_comm(std::move(backend), std::move(group));
+            const nb::gil_scoped_release release;
+            c.impl().recover(ranks, std::move(comm));
+          },
+          "active_ranks"_a, "comm_backend"_a, "group"_a)
+      .def(
+          "checkpoint_prepare", [](Communication& c) { c.impl().checkpoint_prepare(); }, no_gil)
+      .def(
+          "checkpoint_restore",
+          [](Communication& c, nb::object backend, nb::object group) {
+            auto comm = wrap_comm(std::move(backend), std::move(group));
+            const nb::gil_scoped_release release;
+            c.impl().checkpoint_restore(std::move(comm));
+          },
+          "comm_backend"_a, "group"_a)
       .def_prop_ro("last_transport",
                    [](Communication& c) -> std::optional<std::string> {
                      const auto transport = c.impl().last_transport();
@@ -246,29 +249,30 @@ void bind_communication(nb::module_& module) {
                    })
       .def_prop_ro("workspace_bytes", [](Communication& c) { return c.impl().workspace_bytes(); });
 
-  module.def("refuse_construction",
-             [](const BootstrapConfig& bootstrap, nb::object backend, nb::object group,
-                const std::string& class_name, const std::string& reason) {
-               const auto comm = wrap_comm(std::move(backend), std::move(group));
-               const nb::gil_scoped_release release;
-               refuse_construction(bootstrap, *comm, class_name, reason);
-             },
-             "bootstrap"_a, "comm_backend"_a, "group"_a, "class_name"_a, "reason"_a);
+  module.def(
+      "refuse_construction",
+      [](const BootstrapConfig& bootstrap, nb::object backend, nb::object group,
+         const std::string& class_name, const std::string& reason) {
+        const auto comm = wrap_comm(std::move(backend), std::move(group));
+        const nb::gil_scoped_release release;
+        refuse_construction(bootstrap, *comm, class_name, reason);
+      },
+      "bootstrap"_a, "comm_backend"_a, "group"_a, "class_name"_a, "reason"_a);
   bind_backend<HostAlltoAll, HostAlltoAllConfig>(module, "host");
   bind_backend<NVLinkOneSidedAlltoAll, NVLinkOneSidedConfig>(module, "nvlink_one_sided");
   bind_backend<CakeAlltoAll, CakeAlltoAllConfig>(module, "cake");
   bind_backend<NVLinkTwoSidedAlltoAll, NVLinkTwoSidedConfig>(module, "nvlink_two_sided");
-  module.def("rejoin_host",
-             [](const BootstrapConfig& bootstrap, const MoEEpCommParams& params,
-                const HostAlltoAllConfig& config, const std::vector<int>& active_ranks,
-                nb::object backend, nb::object group) {
-               auto comm = wrap_comm(std::move(backend), std::move(group));
-               const nb::gil_scoped_release release;
-               return std::make_unique<Communication>(HostAlltoAll::rejoin(
-                   bootstrap, params, config, active_ranks, std::move(comm)));
-             },
-             "bootstrap"_a, "params"_a, "config"_a, "active_ranks"_a, "comm_backend"_a,
-             "group"_a);
+  module.def(
+      "rejoin_host",
+      [](const BootstrapConfig& bootstrap, const MoEEpCommParams& params,
+         const HostAlltoAllConfig& config, const std::vector<int>& active_ranks, nb::object backend,
+         nb::object group) {
+        auto comm = wrap_comm(std::move(backend), std::move(group));
+        const nb::gil_scoped_release release;
+        return std::make_unique<Communication>(
+            HostAlltoAll::rejoin(bootstrap, params, config, active_ranks, std::move(comm)));
+      },
+      "bootstrap"_a, "params"_a, "config"_a, "active_ranks"_a, "comm_backend"_a, "group"_a);
 }
 
 }  // namespace moe_ep::bindings

@@ -44,6 +44,8 @@ void translate(const std::exception_ptr& pointer, void* /*payload*/) {
 
 }  // namespace
 
-void bind_errors(nb::module_& /*module*/) { nb::register_exception_translator(translate); }
+void bind_errors(nb::module_& /*module*/) {
+  nb::register_exception_translator(translate);
+}
 
 }  // namespace moe_ep::bindings

@@ -1,7 +1,7 @@
 // Tensors arrive through DLPack's C exchange API: a table of functions that a tensor type publishes
-// as `__dlpack_c_exchange_api__` (torch >= 2.10). Filling a view through it costs about 70 ns, where
-// the Python-level `__dlpack__` costs 2 us. Types without the table take the latter.
-// Layouts: https://dmlc.github.io/dlpack/latest/c_api.html
+// as `__dlpack_c_exchange_api__` (torch >= 2.10). Filling a view through it costs about 70 ns,
+// where the Python-level `__dlpack__` costs 2 us. Types without the table take the latter. Layouts:
+// https://dmlc.github.io/dlpack/latest/c_api.html
 
 #include "tensor.hpp"
 
@@ -49,14 +49,14 @@ struct TypeEntry {
 const ExchangeApi* find_api(nb::handle type) {
   nb::object capsule = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
   if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
-  auto* api =
-      static_cast<ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  while (api != nullptr && api->major != 1) api = api->prev;
+  auto* api = static_cast<ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  while (api != nullptr && api->major != 1)
+    api = api->prev;
   return api;
 }
 
-// Looked up once a type; types live as long as the process in practice, and an entry for a type that
-// died and whose address a new one took is prevented by holding a reference.
+// Looked up once a type; types live as long as the process in practice, and an entry for a type
+// that died and whose address a new one took is prevented by holding a reference.
 const TypeEntry& entry_of(nb::handle object) {
   static auto* entries = new std::unordered_map<PyObject*, TypeEntry>();
   nb::handle type = object.type();
@@ -153,8 +153,7 @@ std::optional<RankMask> optional_mask_of(nb::handle object, const char* operatio
   const TensorView view = view_of(object, operation, "active_rank_mask");
   const int words = (num_ranks + 63) / 64;
   if (view.dtype != kUInt64 || view.ndim != 1 || view.size(0) < words ||
-      view.size(0) > kRankMaskWords || !view.is_contiguous() ||
-      view.device.type != Device::kCpu) {
+      view.size(0) > kRankMaskWords || !view.is_contiguous() || view.device.type != Device::kCpu) {
     throw std::invalid_argument(std::string(operation) +
                                 ": active_rank_mask must be a contiguous CPU uint64 tensor of " +
                                 std::to_string(words) + " to " + std::to_string(kRankMaskWords) +

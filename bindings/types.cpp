@@ -1,4 +1,5 @@
-// The configuration structs. The Python frontend's dataclasses are copied into these field by field.
+// The configuration structs. The Python frontend's dataclasses are copied into these field by
+// field.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
@@ -78,7 +79,9 @@ void bind_types(nb::module_& module) {
       .def("validate", &MoEEpCommParams::validate);
 
 #define MOE_EP_RW(Config, field) .def_rw(#field, &Config::field)
-  auto host = nb::class_<HostAlltoAllConfig>(module, "HostAlltoAllConfig").def(nb::init<>())
+  auto host =
+      nb::class_<HostAlltoAllConfig>(module, "HostAlltoAllConfig")
+          .def(nb::init<>())
       // clang-format off
       MOE_EP_RW(HostAlltoAllConfig, extra_payload_bytes_per_token)
       MOE_EP_RW(HostAlltoAllConfig, eplb_stats_num_experts)

@@ -35,9 +35,8 @@ void run_experts(const Sizes& sizes, int rank, const std::vector<Expert>& local,
     for (int k = 0; k < sizes.top_k; ++k) {
       const int expert = ids[row * sizes.top_k + k] - rank * per_rank;
       if (expert < 0 || expert >= per_rank) continue;  // another rank's, or no token in this row
-      local[static_cast<std::size_t>(expert)].add(sizes, x + row * sizes.hidden,
-                                                  weights[row * sizes.top_k + k],
-                                                  out + row * sizes.hidden);
+      local[static_cast<std::size_t>(expert)].add(
+          sizes, x + row * sizes.hidden, weights[row * sizes.top_k + k], out + row * sizes.hidden);
     }
   }
 }
@@ -45,8 +44,11 @@ void run_experts(const Sizes& sizes, int rank, const std::vector<Expert>& local,
 float run_rank(const Sizes& sizes, int rank, const std::string& socket) {
   moe_ep::HostAlltoAll comm(
       {.world_size = sizes.ranks, .rank = rank},
-      {.num_experts = sizes.experts, .top_k = sizes.top_k, .max_tokens_per_rank = sizes.tokens,
-       .hidden_size = sizes.hidden, .dtype = moe_ep::kFloat32},
+      {.num_experts = sizes.experts,
+       .top_k = sizes.top_k,
+       .max_tokens_per_rank = sizes.tokens,
+       .hidden_size = sizes.hidden,
+       .dtype = moe_ep::kFloat32},
       {.comm_backend = std::make_shared<moe_ep::UnixSocketBackend>(socket, rank, sizes.ranks)});
 
   const int per_rank = sizes.experts / sizes.ranks;
@@ -93,7 +95,8 @@ int run_and_report(const Sizes& sizes, int rank, const std::string& socket) {
 int main(int argc, char** argv) {
   Sizes sizes;
   int* const fields[] = {&sizes.ranks, &sizes.tokens, &sizes.hidden, &sizes.experts, &sizes.top_k};
-  for (int arg = 1; arg < argc && arg <= 5; ++arg) *fields[arg - 1] = std::atoi(argv[arg]);
+  for (int arg = 1; arg < argc && arg <= 5; ++arg)
+    *fields[arg - 1] = std::atoi(argv[arg]);
   if (sizes.ranks < 1 || sizes.experts < 1 || sizes.experts % sizes.ranks != 0) {
     std::fprintf(stderr, "cpp_ranks: experts must be a multiple of ranks, got %d and %d\n",
                  sizes.experts, sizes.ranks);

@@ -11,7 +11,8 @@ std::vector<float> random_values(std::size_t count, unsigned seed, float scale) 
   std::mt19937 generator(seed);
   std::uniform_real_distribution<float> uniform(-scale, scale);
   std::vector<float> values(count);
-  for (float& value : values) value = uniform(generator);
+  for (float& value : values)
+    value = uniform(generator);
   return values;
 }
 

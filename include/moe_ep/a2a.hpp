@@ -8,8 +8,8 @@
 ///   1. moe_a2a_initialize, then a barrier between all ranks
 ///   2. repeatedly: moe_a2a_dispatch, moe_a2a_combine (paired by the caller; no order is checked)
 ///
-/// CPU workspaces: calls run to completion. Waits are bounded by MOE_EP_TIMEOUT_SEC (300 s); after a
-/// MoEEpTimeoutError or MoEEpMismatchError initialise again on every rank.
+/// CPU workspaces: calls run to completion. Waits are bounded by MOE_EP_TIMEOUT_SEC (300 s); after
+/// a MoEEpTimeoutError or MoEEpMismatchError initialise again on every rank.
 #pragma once
 
 #include <array>
@@ -49,11 +49,11 @@ struct A2aMetainfo {
 /// @param combine_payload_size_per_token bytes of one row of the combine payload
 MOE_EP_API std::int64_t moe_a2a_get_workspace_size_per_rank(
     std::int64_t ep_size, std::int64_t max_num_tokens,
-    std::int64_t total_dispatch_payload_size_per_token,
-    std::int64_t combine_payload_size_per_token, std::int64_t eplb_stats_num_experts = 0,
-    A2aBackend backend = A2aBackend::kTrtllm);
+    std::int64_t total_dispatch_payload_size_per_token, std::int64_t combine_payload_size_per_token,
+    std::int64_t eplb_stats_num_experts = 0, A2aBackend backend = A2aBackend::kTrtllm);
 
-/// Arms rank `ep_rank`'s slice. @throws std::invalid_argument workspace of a wrong shape or too small
+/// Arms rank `ep_rank`'s slice. @throws std::invalid_argument workspace of a wrong shape or too
+/// small
 MOE_EP_API A2aMetainfo moe_a2a_initialize(const TensorView& workspace, std::int64_t ep_rank,
                                           std::int64_t ep_size, std::int64_t max_num_tokens,
                                           std::int64_t eplb_stats_num_experts = 0,

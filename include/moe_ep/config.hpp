@@ -31,10 +31,10 @@ struct MOE_EP_API BootstrapConfig {
 
 /// Sizes and types that every rank passes alike.
 struct MOE_EP_API MoEEpCommParams {
-  std::int64_t num_experts = 0;          ///< E, over all ranks; expert e belongs to rank e / (E / R)
-  std::int64_t top_k = 0;                ///< K, 1..64 and at most E
-  std::int64_t max_tokens_per_rank = 0;  ///< C, the most tokens one rank sends in a step
-  std::int64_t hidden_size = 0;          ///< H, elements of a combined row
+  std::int64_t num_experts = 0;  ///< E, over all ranks; expert e belongs to rank e / (E / R)
+  std::int64_t top_k = 0;        ///< K, 1..64 and at most E
+  std::int64_t max_tokens_per_rank = 0;       ///< C, the most tokens one rank sends in a step
+  std::int64_t hidden_size = 0;               ///< H, elements of a combined row
   std::optional<DType> dtype = std::nullopt;  ///< BF16, FP16 or FP32; nullopt = BF16
   std::optional<QuantFormat> dispatch_format = std::nullopt;  ///< nullopt = rows of H x dtype
   std::int64_t invalid_expert_id = -1;  ///< marks rows without a token; int32, outside [0, E)
@@ -53,7 +53,7 @@ struct MOE_EP_API HostAlltoAllConfig {
   std::int64_t extra_payload_bytes_per_token = 0;
   std::int64_t eplb_stats_num_experts = 0;  ///< 0..E; 0 = no statistics travel
   bool enable_rank_mask = false;
-  bool use_low_precision_combine = false;  ///< FP8 wire in combine
+  bool use_low_precision_combine = false;               ///< FP8 wire in combine
   std::shared_ptr<CommBackend> comm_backend = nullptr;  ///< required when world_size > 1
   std::optional<bool> cft = std::nullopt;               ///< counted writes
   std::int64_t cft_max_tokens_for_dispatch = 128;

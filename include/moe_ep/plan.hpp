@@ -19,7 +19,7 @@ struct WorkspaceRegion {
 };
 
 struct WorkspacePlan {
-  std::int64_t bytes_per_rank = 0;        ///< of one slice
+  std::int64_t bytes_per_rank = 0;       ///< of one slice
   std::vector<WorkspaceRegion> regions;  ///< ascending, covering the slice
 };
 

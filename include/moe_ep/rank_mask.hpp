@@ -38,22 +38,26 @@ struct RankMask {
   MOE_EP_HD constexpr int count() const {
     int total = 0;
     for (int word = 0; word < kRankMaskWords; ++word) {
-      for (std::uint64_t bits = words[word]; bits != 0; bits &= bits - 1) ++total;
+      for (std::uint64_t bits = words[word]; bits != 0; bits &= bits - 1)
+        ++total;
     }
     return total;
   }
 
   friend MOE_EP_HD constexpr RankMask operator&(RankMask a, const RankMask& b) {
-    for (int word = 0; word < kRankMaskWords; ++word) a.words[word] &= b.words[word];
+    for (int word = 0; word < kRankMaskWords; ++word)
+      a.words[word] &= b.words[word];
     return a;
   }
   friend MOE_EP_HD constexpr RankMask operator|(RankMask a, const RankMask& b) {
-    for (int word = 0; word < kRankMaskWords; ++word) a.words[word] |= b.words[word];
+    for (int word = 0; word < kRankMaskWords; ++word)
+      a.words[word] |= b.words[word];
     return a;
   }
   /// Set difference: the ranks of `a` that are not in `b`.
   friend MOE_EP_HD constexpr RankMask operator-(RankMask a, const RankMask& b) {
-    for (int word = 0; word < kRankMaskWords; ++word) a.words[word] &= ~b.words[word];
+    for (int word = 0; word < kRankMaskWords; ++word)
+      a.words[word] &= ~b.words[word];
     return a;
   }
   friend MOE_EP_HD constexpr bool operator==(const RankMask& a, const RankMask& b) {

@@ -26,8 +26,8 @@ struct Device {
   }
 };
 
-/// Non-owning view: pointer, dtype, shape, strides (in elements), device. Copying it copies no data;
-/// the memory must outlive every call the view is passed to.
+/// Non-owning view: pointer, dtype, shape, strides (in elements), device. Copying it copies no
+/// data; the memory must outlive every call the view is passed to.
 struct TensorView {
   static constexpr int kMaxDims = 4;
 
@@ -40,13 +40,15 @@ struct TensorView {
 
   TensorView() = default;
   /// A contiguous (row-major) tensor of `shape` at `data`.
-  TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape, Device device = {});
+  TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+             Device device = {});
 
   std::int64_t size(int dim) const { return shape[static_cast<std::size_t>(dim)]; }
   std::int64_t stride(int dim) const { return strides[static_cast<std::size_t>(dim)]; }
   std::int64_t numel() const {
     std::int64_t total = 1;
-    for (int dim = 0; dim < ndim; ++dim) total *= size(dim);
+    for (int dim = 0; dim < ndim; ++dim)
+      total *= size(dim);
     return total;
   }
   bool is_contiguous() const {
@@ -63,7 +65,8 @@ inline TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<s
                               Device device_)
     : data(data_), dtype(dtype_), device(device_), ndim(static_cast<int>(shape_.size())) {
   int dim = 0;
-  for (const std::int64_t extent : shape_) shape[static_cast<std::size_t>(dim++)] = extent;
+  for (const std::int64_t extent : shape_)
+    shape[static_cast<std::size_t>(dim++)] = extent;
   std::int64_t step = 1;
   for (dim = ndim - 1; dim >= 0; --dim) {
     strides[static_cast<std::size_t>(dim)] = step;

@@ -100,8 +100,9 @@ enum class QuantFormat : std::uint8_t {
 
 constexpr const char* quant_format_name(QuantFormat format) {
   switch (format) {
-#define MOE_EP_CASE(name) \
-  case QuantFormat::k##name: return #name;
+#define MOE_EP_CASE(name)    \
+  case QuantFormat::k##name: \
+    return #name;
     MOE_EP_FOR_EACH_QUANT_FORMAT(MOE_EP_CASE)
 #undef MOE_EP_CASE
   }
@@ -121,12 +122,18 @@ constexpr const char* quant_format_name(QuantFormat format) {
 MOE_EP_HD constexpr std::int64_t dispatch_bytes(QuantFormat format, std::int64_t hidden) {
   switch (format) {
     case QuantFormat::kBF16:
-    case QuantFormat::kFP16: return 2 * hidden;
-    case QuantFormat::kFP8PerTensor: return hidden;
-    case QuantFormat::kDeepSeekFp8: return hidden + 4 * ((hidden + 127) / 128);
-    case QuantFormat::kMXFP8: return hidden + (hidden + 31) / 32;
-    case QuantFormat::kNVFP4: return (hidden + 1) / 2 + (hidden + 15) / 16;
-    case QuantFormat::kMXFP4: return (hidden + 1) / 2 + (hidden + 31) / 32;
+    case QuantFormat::kFP16:
+      return 2 * hidden;
+    case QuantFormat::kFP8PerTensor:
+      return hidden;
+    case QuantFormat::kDeepSeekFp8:
+      return hidden + 4 * ((hidden + 127) / 128);
+    case QuantFormat::kMXFP8:
+      return hidden + (hidden + 31) / 32;
+    case QuantFormat::kNVFP4:
+      return (hidden + 1) / 2 + (hidden + 15) / 16;
+    case QuantFormat::kMXFP4:
+      return (hidden + 1) / 2 + (hidden + 31) / 32;
   }
   return 0;
 }
@@ -146,7 +153,8 @@ enum class Transport : std::uint8_t {
 constexpr const char* transport_name(Transport transport) {
   switch (transport) {
 #define MOE_EP_CASE(name, text) \
-  case Transport::k##name: return text;
+  case Transport::k##name:      \
+    return text;
     MOE_EP_FOR_EACH_TRANSPORT(MOE_EP_CASE)
 #undef MOE_EP_CASE
   }

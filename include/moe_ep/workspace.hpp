@@ -15,8 +15,8 @@ namespace moe_ep {
 /// Symmetric memory of an expert-parallel group.
 ///
 /// Slice r is rank r's memory; all slices lie at `base() + r * slice_stride()` of one contiguous
-/// reserved range, the same distance apart on every rank. An inaccessible guard page lies before the
-/// first slice, between neighbours and after the last one.
+/// reserved range, the same distance apart on every rank. An inaccessible guard page lies before
+/// the first slice, between neighbours and after the last one.
 ///
 /// Construction and the other collectives succeed on every rank or throw on every rank, naming the
 /// ranks that failed and why. Arguments that must agree and do not: std::invalid_argument on every
@@ -49,9 +49,9 @@ class MOE_EP_API SymmetricWorkspace {
   /// memory management; in builds with CUDA. Several ranks may share a GPU or a process.
   ///
   /// Handles are FABRIC where every rank can make and name them (ranks may then live on several
-  /// hosts), else descriptors passed over Unix sockets (one host). Each rank's mapping is accessible
-  /// to its own device only. The memory is zero. Before it is destroyed or unmapped, kernels that use
-  /// it must have ended.
+  /// hosts), else descriptors passed over Unix sockets (one host). Each rank's mapping is
+  /// accessible to its own device only. The memory is zero. Before it is destroyed or unmapped,
+  /// kernels that use it must have ended.
   /// @param members,num_ranks as for create_host()
   /// @param require_nvlink refuse GPUs of one host that NVLink does not connect
   static std::shared_ptr<SymmetricWorkspace> create_cuda(CommBackend& comm, std::size_t bytes,

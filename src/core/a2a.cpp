@@ -149,16 +149,15 @@ std::int64_t moe_a2a_get_workspace_size_per_rank(std::int64_t ep_size, std::int6
           ": combine_payload_size_per_token must be at least 0, got ",
           combine_payload_size_per_token);
   const std::int64_t max_row = (std::int64_t{1} << 61) / (ep_size * max_num_tokens);
-  require(total_dispatch_payload_size_per_token <= max_row &&
-              combine_payload_size_per_token <= max_row,
-          op, ": payload sizes must be at most ", max_row, " for ", ep_size * max_num_tokens,
-          " rows, got ", total_dispatch_payload_size_per_token, " and ",
-          combine_payload_size_per_token);
-  return WorkspaceLayout::required_bytes(static_cast<std::int32_t>(ep_size),
-                                         static_cast<std::int32_t>(max_num_tokens),
-                                         static_cast<std::int32_t>(eplb_stats_num_experts),
-                                         total_dispatch_payload_size_per_token,
-                                         combine_payload_size_per_token);
+  require(
+      total_dispatch_payload_size_per_token <= max_row && combine_payload_size_per_token <= max_row,
+      op, ": payload sizes must be at most ", max_row, " for ", ep_size * max_num_tokens,
+      " rows, got ", total_dispatch_payload_size_per_token, " and ",
+      combine_payload_size_per_token);
+  return WorkspaceLayout::required_bytes(
+      static_cast<std::int32_t>(ep_size), static_cast<std::int32_t>(max_num_tokens),
+      static_cast<std::int32_t>(eplb_stats_num_experts), total_dispatch_payload_size_per_token,
+      combine_payload_size_per_token);
 }
 
 A2aMetainfo moe_a2a_initialize(const TensorView& workspace, std::int64_t ep_rank,
@@ -176,8 +175,8 @@ A2aMetainfo moe_a2a_initialize(const TensorView& workspace, std::int64_t ep_rank
   metainfo.backend = static_cast<std::int64_t>(backend);
   const protocol::Workspace view = open_workspace(op, workspace, metainfo, ep_rank, backend);
   metainfo.combine_offset = view.layout.combine;
-  require(view.layout.payload_room() >= 0, op, ": workspace needs more than ",
-          view.layout.combine, " bytes a slice, got ", describe(workspace));
+  require(view.layout.payload_room() >= 0, op, ": workspace needs more than ", view.layout.combine,
+          " bytes a slice, got ", describe(workspace));
   protocol::reset_slice(view, 0);
   return metainfo;
 }
@@ -205,8 +204,8 @@ A2aDispatchResult moe_a2a_dispatch(const A2aDispatchArgs& args) {
 
   protocol::DispatchParams step;
   step.workspace = workspace;
-  step.active = check_active(op, args.enable_rank_mask, args.active_rank_mask, args.ep_rank,
-                             args.ep_size);
+  step.active =
+      check_active(op, args.enable_rank_mask, args.active_rank_mask, args.ep_rank, args.ep_size);
   step.num_tokens = static_cast<std::int32_t>(num_tokens);
   step.tokens_per_rank = static_cast<std::int32_t>(tokens_per_rank);
   step.ownership = protocol::Ownership::make(static_cast<std::int32_t>(args.num_experts),
@@ -217,6 +216,9 @@ A2aDispatchResult moe_a2a_dispatch(const A2aDispatchArgs& args) {
   step.wide_ids = ids.dtype == kInt64;
   for (std::size_t index = 0; index < args.input_payloads.size(); ++index) {
     const TensorView& payload = args.input_payloads[index];
+    require(payload.ndim < TensorView::kMaxDims, op, ": input_payloads[", index,
+            "] must have at most ", TensorView::kMaxDims - 1, " dimensions, got ",
+            describe(payload));
     detail::add_payload(step, payload,
                         detail::check_payload(op, concat("input_payloads[", index, "]"), payload,
                                               num_tokens, kHost));
@@ -232,9 +234,8 @@ A2aDispatchResult moe_a2a_dispatch(const A2aDispatchArgs& args) {
   fields[protocol::kTopK] = step.top_k;
   fields[protocol::kTransport] = static_cast<std::int32_t>(Transport::kFence);
   fields[protocol::kPresence] = args.eplb_local_stats ? protocol::kHasEplbStats : 0;
-  step.placement =
-      protocol::PayloadPlacement::make(workspace.layout, step.tokens_per_rank,
-                                       fields + protocol::kFirstRowBytes, step.num_payloads);
+  step.placement = protocol::PayloadPlacement::make(
+      workspace.layout, step.tokens_per_rank, fields + protocol::kFirstRowBytes, step.num_payloads);
   step.timeout_ns = timeout_from_environment();
   reserve(op, workspace,
           workspace.layout.combine + workspace.layout.payload_room() - step.placement.begin, 0);
@@ -243,16 +244,14 @@ A2aDispatchResult moe_a2a_dispatch(const A2aDispatchArgs& args) {
 
   A2aDispatchResult result;
   for (int payload = 0; payload < step.num_payloads; ++payload) {
-    result.output_payloads.push_back(
-        detail::like_rows(args.input_payloads[static_cast<std::size_t>(payload)],
-                          step.row(workspace.rank, payload, 0, 0),
-                          {args.ep_size, tokens_per_rank}));
+    result.output_payloads.push_back(detail::like_rows(
+        args.input_payloads[static_cast<std::size_t>(payload)],
+        step.row(workspace.rank, payload, 0, 0), {args.ep_size, tokens_per_rank}));
   }
   result.combine_payload_offset = workspace.layout.combine;
   if (args.eplb_local_stats) {
-    result.eplb_gathered_stats =
-        TensorView(workspace.own() + workspace.layout.eplb, kInt32,
-                   {args.ep_size, args.metainfo.eplb_stats_num_experts});
+    result.eplb_gathered_stats = TensorView(workspace.own() + workspace.layout.eplb, kInt32,
+                                            {args.ep_size, args.metainfo.eplb_stats_num_experts});
   }
   return result;
 }
@@ -260,8 +259,7 @@ A2aDispatchResult moe_a2a_dispatch(const A2aDispatchArgs& args) {
 namespace {
 
 // Describes where sums go, from the output's and the scales' dtypes.
-CombineOutput check_output(const std::string& op, const A2aCombineArgs& args,
-                           std::int64_t hidden) {
+CombineOutput check_output(const std::string& op, const A2aCombineArgs& args, std::int64_t hidden) {
   const TensorView& output = args.output;
   CombineOutput to;
   to.rows = static_cast<std::byte*>(output.data);
@@ -280,9 +278,10 @@ CombineOutput check_output(const std::string& op, const A2aCombineArgs& args,
             describe(output));
     return to;
   }
-  require(packed || output.dtype == kFloat8E4M3FN, op,
-          ": output must be bfloat16, float16, float32, float8_e4m3fn or packed float4 (uint8), got ",
-          describe(output));
+  require(
+      packed || output.dtype == kFloat8E4M3FN, op,
+      ": output must be bfloat16, float16, float32, float8_e4m3fn or packed float4 (uint8), got ",
+      describe(output));
   require(args.output_scales.has_value(), op,
           ": a quantised output needs output_scales, got none with ", describe(output));
   const TensorView& scales = *args.output_scales;
@@ -290,12 +289,11 @@ CombineOutput check_output(const std::string& op, const A2aCombineArgs& args,
   require(mx_scales || (packed && scales.dtype == kFloat8E4M3FN), op,
           ": output_scales must be uint8 (MX) or, for packed float4, float8_e4m3fn (NVFP4), got ",
           describe(scales));
-  to.format = !packed      ? OutputFormat::kMxfp8
-              : mx_scales  ? OutputFormat::kMxfp4
-                           : OutputFormat::kNvfp4;
-  const std::int64_t block = to.format == OutputFormat::kNvfp4
-                                 ? protocol::Nvfp4::kBlockElements
-                                 : protocol::Mxfp8::kBlockElements;
+  to.format = !packed     ? OutputFormat::kMxfp8
+              : mx_scales ? OutputFormat::kMxfp4
+                          : OutputFormat::kNvfp4;
+  const std::int64_t block = to.format == OutputFormat::kNvfp4 ? protocol::Nvfp4::kBlockElements
+                                                               : protocol::Mxfp8::kBlockElements;
   const std::int64_t cols = (hidden + block - 1) / block;
   const std::int64_t bytes =
       protocol::scale_matrix_bytes(args.sf_layout, args.local_num_tokens, cols);
@@ -326,17 +324,17 @@ void moe_a2a_combine(const A2aCombineArgs& args) {
           ": payload must be bfloat16, float16 or float32 [R, T, H] or [R*T, H], got ",
           describe(args.payload));
   const std::int64_t hidden = args.payload.size(args.payload.ndim - 1);
-  require(hidden >= 1 && hidden * itemsize(args.payload.dtype) <=
-                             std::numeric_limits<std::int32_t>::max(),
+  require(hidden >= 1 &&
+              hidden * itemsize(args.payload.dtype) <= std::numeric_limits<std::int32_t>::max(),
           op, ": payload must have rows of 1 to 2^31 - 1 bytes, got ", describe(args.payload));
-  const std::int64_t stride = detail::check_expert_output(op, args.payload, args.ep_size,
-                                                          tokens_per_rank, hidden, kHost);
+  const std::int64_t stride =
+      detail::check_expert_output(op, args.payload, args.ep_size, tokens_per_rank, hidden, kHost);
   const CombineOutput output = check_output(op, args, hidden);
 
   protocol::CombineParams step;
   step.workspace = workspace;
-  step.active = check_active(op, args.enable_rank_mask, args.active_rank_mask, args.ep_rank,
-                             args.ep_size);
+  step.active =
+      check_active(op, args.enable_rank_mask, args.active_rank_mask, args.ep_rank, args.ep_size);
   step.num_tokens = static_cast<std::int32_t>(args.local_num_tokens);
   step.tokens_per_rank = static_cast<std::int32_t>(tokens_per_rank);
   step.elements = static_cast<std::int32_t>(hidden);
@@ -347,8 +345,7 @@ void moe_a2a_combine(const A2aCombineArgs& args) {
   require(!args.payload_in_workspace || step.expert_output == nullptr, op,
           ": with payload_in_workspace=True payload must be the workspace view at "
           "combine_payload_offset, got another tensor");
-  reserve(op, workspace, 0,
-          protocol::align_up(args.ep_size * tokens_per_rank * step.row_bytes));
+  reserve(op, workspace, 0, protocol::align_up(args.ep_size * tokens_per_rank * step.row_bytes));
 
   raise_unless_ok(op, backend().combine(step, output), args.ep_rank, step.timeout_ns);
 }
@@ -418,8 +415,8 @@ RankMask moe_a2a_active_rank_mask(const std::vector<int>& ranks, std::int64_t ep
           kMaxRanks, ", got ", ep_size);
   RankMask mask;
   for (const int rank : ranks) {
-    require(rank >= 0 && rank < ep_size, "moe_a2a_active_rank_mask: ranks must lie in [0, ", ep_size,
-            "), got ", rank);
+    require(rank >= 0 && rank < ep_size, "moe_a2a_active_rank_mask: ranks must lie in [0, ",
+            ep_size, "), got ", rank);
     mask.set(rank);
   }
   return mask;

@@ -16,8 +16,7 @@ namespace {
 
 // One line a fact: `name<TAB>value`. Line breaks and tabs within a value become spaces.
 std::string line(const std::string& name, std::string value) {
-  std::replace_if(
-      value.begin(), value.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
+  std::replace_if(value.begin(), value.end(), [](char c) { return c == '\n' || c == '\t'; }, ' ');
   return name + "\t" + value + "\n";
 }
 
@@ -29,7 +28,8 @@ std::string encode(const Announcement& own) {
   text += line("!rank", std::to_string(own.rank));
   text += line("!workspace_id", std::to_string(own.workspace_id));
   text += line("!epoch", std::to_string(own.epoch));
-  for (const auto& [name, value] : own.fields) text += line(name, value);
+  for (const auto& [name, value] : own.fields)
+    text += line(name, value);
   return text;
 }
 
@@ -78,8 +78,8 @@ void throw_differences(const std::string& who, const std::vector<Announcement>& 
   for (std::size_t field = 0; field < reference.size(); ++field) {
     std::map<std::string, std::vector<int>> ranks_of_value;
     for (const Announcement& peer : all) {
-      const bool present = field < peer.fields.size() &&
-                           peer.fields[field].first == reference[field].first;
+      const bool present =
+          field < peer.fields.size() && peer.fields[field].first == reference[field].first;
       ranks_of_value[present ? peer.fields[field].second : "(none)"].push_back(peer.rank);
     }
     if (ranks_of_value.size() == 1) continue;
@@ -87,8 +87,8 @@ void throw_differences(const std::string& who, const std::vector<Announcement>& 
     for (const auto& [value, ranks] : ranks_of_value) {
       values += concat(values.empty() ? "" : ", ", value, " on ", list_ranks(ranks));
     }
-    throw std::invalid_argument(concat(who, ": ", reference[field].first,
-                                       " must be the same on every rank, got ", values));
+    throw std::invalid_argument(
+        concat(who, ": ", reference[field].first, " must be the same on every rank, got ", values));
   }
 }
 
@@ -118,9 +118,9 @@ std::vector<Announcement> agree(CommBackend& comm, const std::string& who,
   const int index = static_cast<int>(position - members.begin());
   const int size = static_cast<int>(members.size());
   if (!mine.failure && (comm.get_size() != size || comm.get_rank() != index)) {
-    mine.failure = OwnFailure{
-        true, concat("the comm backend must have rank ", index, " of ", size, ", got rank ",
-                     comm.get_rank(), " of ", comm.get_size())};
+    mine.failure =
+        OwnFailure{true, concat("the comm backend must have rank ", index, " of ", size,
+                                ", got rank ", comm.get_rank(), " of ", comm.get_size())};
   }
   std::vector<Announcement> all;
   for (const std::string& message :

@@ -32,8 +32,7 @@ std::uint32_t last_epoch(const std::vector<Announcement>& all);
 // alike on every rank if a rank failed (std::invalid_argument or MoEEpError) or a field differs
 // (std::invalid_argument). `who` starts every message. Returns all announcements.
 std::vector<Announcement> agree(CommBackend& comm, const std::string& who,
-                                const std::vector<int>& members, int rank,
-                                const Announcement& own);
+                                const std::vector<int>& members, int rank, const Announcement& own);
 
 // 0, 1, ..., num_ranks - 1.
 std::vector<int> all_ranks(int num_ranks);

@@ -11,8 +11,9 @@ namespace {
 SharedWorkspace& between_rounds(const std::shared_ptr<SharedWorkspace>& workspace,
                                 const char* operation) {
   if (workspace == nullptr) {
-    throw std::logic_error(concat(operation, ": the instance must not be destroyed, got a call "
-                                             "after destroy()"));
+    throw std::logic_error(concat(operation,
+                                  ": the instance must not be destroyed, got a call "
+                                  "after destroy()"));
   }
   if (workspace->open_round != nullptr) {
     throw std::logic_error(concat(operation, ": no round may be open, got one"));

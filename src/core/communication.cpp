@@ -11,8 +11,7 @@ namespace {
 // A rank's own checks, as data: the first collective tells everybody.
 template <class Config>
 std::optional<detail::OwnFailure> own_failure(const BootstrapConfig& bootstrap,
-                                              const MoEEpCommParams& params,
-                                              const Config& config) {
+                                              const MoEEpCommParams& params, const Config& config) {
   try {
     params.validate();
     config.validate(bootstrap, params);
@@ -38,10 +37,18 @@ void MoEEpCommunication::combine(const TensorView& expert_output, const TensorVi
 TensorView MoEEpCommunication::get_combine_input_buffer(DType dtype) {
   return state_->combine_input_buffer(dtype);
 }
-std::int64_t MoEEpCommunication::num_local_tokens() const { return state_->num_local_tokens(); }
-void MoEEpCommunication::destroy() noexcept { state_->destroy(); }
-void MoEEpCommunication::check() const { state_->check(); }
-void MoEEpCommunication::synchronize() const { state_->check(); }  // host steps run to their end
+std::int64_t MoEEpCommunication::num_local_tokens() const {
+  return state_->num_local_tokens();
+}
+void MoEEpCommunication::destroy() noexcept {
+  state_->destroy();
+}
+void MoEEpCommunication::check() const {
+  state_->check();
+}
+void MoEEpCommunication::synchronize() const {
+  state_->check();
+}  // host steps run to their end
 
 RankMask MoEEpCommunication::active_rank_mask(const std::vector<int>& ranks) const {
   return moe_a2a_active_rank_mask(ranks, bootstrap().world_size);
@@ -53,7 +60,9 @@ void MoEEpCommunication::recover(const std::vector<int>& active_ranks,
                                  std::shared_ptr<CommBackend> comm_backend) {
   state_->recover(active_ranks, std::move(comm_backend));
 }
-void MoEEpCommunication::checkpoint_prepare() { state_->checkpoint_prepare(); }
+void MoEEpCommunication::checkpoint_prepare() {
+  state_->checkpoint_prepare();
+}
 void MoEEpCommunication::checkpoint_restore(std::shared_ptr<CommBackend> comm_backend) {
   state_->checkpoint_restore(std::move(comm_backend));
 }
@@ -61,18 +70,30 @@ void MoEEpCommunication::checkpoint_restore(std::shared_ptr<CommBackend> comm_ba
 std::optional<Transport> MoEEpCommunication::last_transport() const noexcept {
   return state_->last_transport();
 }
-bool MoEEpCommunication::lamport_enabled() const noexcept { return false; }
-std::int64_t MoEEpCommunication::lamport_max_tokens() const noexcept { return 0; }
+bool MoEEpCommunication::lamport_enabled() const noexcept {
+  return false;
+}
+std::int64_t MoEEpCommunication::lamport_max_tokens() const noexcept {
+  return 0;
+}
 const char* MoEEpCommunication::backend_name() const noexcept {
   return state_->options().backend_name.c_str();
 }
 const BootstrapConfig& MoEEpCommunication::bootstrap() const noexcept {
   return state_->bootstrap();
 }
-const MoEEpCommParams& MoEEpCommunication::params() const noexcept { return state_->params(); }
-int MoEEpCommunication::timeout_sec() const noexcept { return state_->options().timeout_sec; }
-std::int64_t MoEEpCommunication::workspace_bytes() const noexcept { return state_->slice_bytes(); }
-std::byte* MoEEpCommunication::slice() const noexcept { return state_->slice(); }
+const MoEEpCommParams& MoEEpCommunication::params() const noexcept {
+  return state_->params();
+}
+int MoEEpCommunication::timeout_sec() const noexcept {
+  return state_->options().timeout_sec;
+}
+std::int64_t MoEEpCommunication::workspace_bytes() const noexcept {
+  return state_->slice_bytes();
+}
+std::byte* MoEEpCommunication::slice() const noexcept {
+  return state_->slice();
+}
 std::shared_ptr<const void> MoEEpCommunication::workspace_handle() const {
   return state_->workspace_handle();
 }
@@ -105,7 +126,11 @@ std::unique_ptr<HostAlltoAll> HostAlltoAll::rejoin(const BootstrapConfig& bootst
       active_ranks, std::move(comm_backend))));
 }
 
-bool HostAlltoAll::is_platform_supported() { return explain_platform().empty(); }
-std::string HostAlltoAll::explain_platform() { return {}; }
+bool HostAlltoAll::is_platform_supported() {
+  return explain_platform().empty();
+}
+std::string HostAlltoAll::explain_platform() {
+  return {};
+}
 
 }  // namespace moe_ep

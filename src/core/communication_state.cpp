@@ -32,7 +32,9 @@ int default_num_threads(int world_size) {
   return std::max(1, cores / world_size);
 }
 
-std::string text(bool value) { return value ? "True" : "False"; }
+std::string text(bool value) {
+  return value ? "True" : "False";
+}
 
 template <class T>
 std::string text(const std::optional<T>& value) {
@@ -78,8 +80,7 @@ Announcement CommunicationState::announcement() const {
 std::unique_ptr<CommunicationState> CommunicationState::create(
     const BootstrapConfig& bootstrap, const MoEEpCommParams& params, const Options& options,
     std::optional<OwnFailure> own_failure) {
-  std::unique_ptr<CommunicationState> state(
-      new CommunicationState(bootstrap, params, options));
+  std::unique_ptr<CommunicationState> state(new CommunicationState(bootstrap, params, options));
   if (state->options_.comm == nullptr) {
     require(bootstrap.world_size == 1, options.class_name,
             ": comm_backend is required when world_size > 1, got none with world_size ",
@@ -89,9 +90,9 @@ std::unique_ptr<CommunicationState> CommunicationState::create(
   const std::shared_ptr<CommBackend> comm = std::move(state->options_.comm);
   Announcement own = state->announcement();
   own.failure = std::move(own_failure);
-  const WorkspaceKey key{comm->identity(), bootstrap.rank,
-                         own.failure ? "" : layout_key(make_layout(bootstrap.world_size, params,
-                                                                   options))};
+  const WorkspaceKey key{
+      comm->identity(), bootstrap.rank,
+      own.failure ? "" : layout_key(make_layout(bootstrap.world_size, params, options))};
   if (!own.failure && options.share_workspace) {
     state->workspace_ = find_workspace(key);
     if (state->workspace_ != nullptr && state->workspace_->memory->mapped() &&
@@ -104,11 +105,13 @@ std::unique_ptr<CommunicationState> CommunicationState::create(
   state->join_workspace(comm, all);
   if (options.share_workspace) remember_workspace(key, state->workspace_);
   if (options.lamport.value_or(false)) {
-    log_warning(options.class_name + ": lamport=True, but this version has no Lamport transport; "
+    log_warning(options.class_name +
+                ": lamport=True, but this version has no Lamport transport; "
                 "steps take the fence transport");
   }
   if (options.cft.value_or(false)) {
-    log_warning(options.class_name + ": cft=True, but this version has no counted writes; steps "
+    log_warning(options.class_name +
+                ": cft=True, but this version has no counted writes; steps "
                 "take the fence transport");
   }
   return state;
@@ -118,13 +121,13 @@ void CommunicationState::make_workspace(CommBackend& comm, const std::vector<int
   workspace_ = std::make_shared<SharedWorkspace>();
   workspace_->layout = make_layout(bootstrap_.world_size, params_, options_);
   slice_bytes_ = workspace_->layout.slice_bytes;
-  workspace_->memory = SymmetricWorkspace::create_host(
-      comm, static_cast<std::size_t>(slice_bytes_), bootstrap_.world_size, members);
+  workspace_->memory = SymmetricWorkspace::create_host(comm, static_cast<std::size_t>(slice_bytes_),
+                                                       bootstrap_.world_size, members);
 }
 
 void CommunicationState::make_backend() {
-  backend_ = make_host_backend(
-      options_.num_threads.value_or(default_num_threads(bootstrap_.world_size)));
+  backend_ =
+      make_host_backend(options_.num_threads.value_or(default_num_threads(bootstrap_.world_size)));
 }
 
 void CommunicationState::join_workspace(std::shared_ptr<CommBackend> comm,

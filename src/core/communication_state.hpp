@@ -75,8 +75,9 @@ class CommunicationState {
   // Throws unless a step may begin or go on.
   SharedWorkspace& usable(const char* operation) const;
   void require_open_round(const char* operation) const;
-  // Waits until no peer is still in a round that destroy() cut short.
-  void finish_abandoned_round(SharedWorkspace& workspace);
+  // Before a step of `active`: waits until none of them is still in a round that destroy() cut
+  // short.
+  void finish_abandoned_round(SharedWorkspace& workspace, const RankMask& active);
   RankMask mask_for(const char* operation, const std::optional<RankMask>& mask) const;
   // Closes the round, keeps the failure for later calls and throws it.
   [[noreturn]] void fail(const std::string& operation, const protocol::StepStatus& status,

@@ -32,10 +32,10 @@ void check_slice(const std::string& type, std::int64_t world_size, const MoEEpCo
 template <class Config>
 void check_common(const std::string& type, const Config& config, const BootstrapConfig& bootstrap,
                   const MoEEpCommParams& params) {
-  require(config.extra_payload_bytes_per_token >= 0 &&
-              config.extra_payload_bytes_per_token <= kMaxSize,
-          type, ": extra_payload_bytes_per_token must be a 32-bit integer of at least 0, got ",
-          config.extra_payload_bytes_per_token);
+  require(
+      config.extra_payload_bytes_per_token >= 0 && config.extra_payload_bytes_per_token <= kMaxSize,
+      type, ": extra_payload_bytes_per_token must be a 32-bit integer of at least 0, got ",
+      config.extra_payload_bytes_per_token);
   require(config.eplb_stats_num_experts >= 0 && config.eplb_stats_num_experts <= params.num_experts,
           type, ": eplb_stats_num_experts must lie in [0, num_experts = ", params.num_experts,
           "], got ", config.eplb_stats_num_experts);
@@ -74,10 +74,10 @@ void check_max_sms(const std::string& type, const std::optional<int>& max_sms) {
 }  // namespace
 
 void BootstrapConfig::validate() const {
-  require(world_size >= 1 && world_size <= kMaxRanks,
-          "BootstrapConfig: world_size must lie in 1..", kMaxRanks, ", got ", world_size);
-  require(rank >= 0 && rank < world_size, "BootstrapConfig: rank must lie in [0, world_size = ",
-          world_size, "), got ", rank);
+  require(world_size >= 1 && world_size <= kMaxRanks, "BootstrapConfig: world_size must lie in 1..",
+          kMaxRanks, ", got ", world_size);
+  require(rank >= 0 && rank < world_size,
+          "BootstrapConfig: rank must lie in [0, world_size = ", world_size, "), got ", rank);
   require(!device || *device >= 0, "BootstrapConfig: device must be a CUDA ordinal or None, got ",
           device.value_or(0));
 }
@@ -93,8 +93,8 @@ void MoEEpCommParams::validate() const {
   check_positive("max_tokens_per_rank", max_tokens_per_rank);
   check_positive("hidden_size", hidden_size);
   require(top_k <= kMaxTopK, "MoEEpCommParams: top_k must be at most ", kMaxTopK, ", got ", top_k);
-  require(top_k <= num_experts, "MoEEpCommParams: top_k must be at most num_experts = ",
-          num_experts, ", got ", top_k);
+  require(top_k <= num_experts,
+          "MoEEpCommParams: top_k must be at most num_experts = ", num_experts, ", got ", top_k);
   require(invalid_expert_id >= std::numeric_limits<std::int32_t>::min() &&
               invalid_expert_id <= kMaxSize &&
               (invalid_expert_id < 0 || invalid_expert_id >= num_experts),

@@ -1,7 +1,7 @@
 // The NVLink backends of a build without CUDA kernels: they say why they cannot run, alike on every
 // rank, and callers need no #ifdef.
 
-#include <unistd.h>
+#include <filesystem>
 
 #include <moe_ep/nvlink.hpp>
 
@@ -13,7 +13,7 @@ namespace moe_ep {
 namespace {
 
 std::string explain() {
-  const bool gpu = ::access("/dev/nvidiactl", F_OK) == 0;
+  const bool gpu = std::filesystem::exists("/dev/nvidiactl");
   return gpu ? "this build of moe_ep has no CUDA kernels, though an NVIDIA driver is loaded"
              : "no NVIDIA driver is loaded (there is no /dev/nvidiactl), and this build of moe_ep "
                "has no CUDA kernels";
@@ -47,20 +47,32 @@ NVLinkOneSidedAlltoAll::NVLinkOneSidedAlltoAll(const BootstrapConfig& bootstrap,
                                                const MoEEpCommParams& params,
                                                const NVLinkOneSidedConfig& config)
     : MoEEpCommunication(refuse("NVLinkOneSidedAlltoAll", bootstrap, params, config)) {}
-bool NVLinkOneSidedAlltoAll::is_platform_supported() { return false; }
-std::string NVLinkOneSidedAlltoAll::explain_platform() { return explain(); }
+bool NVLinkOneSidedAlltoAll::is_platform_supported() {
+  return false;
+}
+std::string NVLinkOneSidedAlltoAll::explain_platform() {
+  return explain();
+}
 
 CakeAlltoAll::CakeAlltoAll(const BootstrapConfig& bootstrap, const MoEEpCommParams& params,
                            const CakeAlltoAllConfig& config)
     : MoEEpCommunication(refuse("CakeAlltoAll", bootstrap, params, config)) {}
-bool CakeAlltoAll::is_platform_supported() { return false; }
-std::string CakeAlltoAll::explain_platform() { return explain(); }
+bool CakeAlltoAll::is_platform_supported() {
+  return false;
+}
+std::string CakeAlltoAll::explain_platform() {
+  return explain();
+}
 
 NVLinkTwoSidedAlltoAll::NVLinkTwoSidedAlltoAll(const BootstrapConfig& bootstrap,
                                                const MoEEpCommParams& params,
                                                const NVLinkTwoSidedConfig& config)
     : MoEEpCommunication(refuse("NVLinkTwoSidedAlltoAll", bootstrap, params, config)) {}
-bool NVLinkTwoSidedAlltoAll::is_platform_supported() { return false; }
-std::string NVLinkTwoSidedAlltoAll::explain_platform() { return explain(); }
+bool NVLinkTwoSidedAlltoAll::is_platform_supported() {
+  return false;
+}
+std::string NVLinkTwoSidedAlltoAll::explain_platform() {
+  return explain();
+}
 
 }  // namespace moe_ep

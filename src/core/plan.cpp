@@ -15,12 +15,11 @@ WorkspacePlan plan_workspace(int world_size, const MoEEpCommParams& params,
   config.validate(bootstrap, params);
 
   using protocol::WorkspaceLayout;
-  const detail::RowSizes rows =
-      detail::row_sizes(params, config.extra_payload_bytes_per_token);
+  const detail::RowSizes rows = detail::row_sizes(params, config.extra_payload_bytes_per_token);
   const auto max_tokens = static_cast<std::int32_t>(params.max_tokens_per_rank);
   const auto eplb = static_cast<std::int32_t>(config.eplb_stats_num_experts);
-  const std::int64_t total = WorkspaceLayout::required_bytes(world_size, max_tokens, eplb,
-                                                             rows.dispatch, rows.combine);
+  const std::int64_t total =
+      WorkspaceLayout::required_bytes(world_size, max_tokens, eplb, rows.dispatch, rows.combine);
   const WorkspaceLayout layout = WorkspaceLayout::make(world_size, max_tokens, eplb, total);
 
   WorkspacePlan plan;
@@ -40,8 +39,7 @@ WorkspacePlan plan_workspace(int world_size, const MoEEpCommParams& params,
   const int count = static_cast<int>(std::size(starts));
   for (int index = 0; index < count; ++index) {
     const std::int64_t end = index + 1 < count ? starts[index + 1].second : total;
-    plan.regions.push_back(
-        {starts[index].first, starts[index].second, end - starts[index].second});
+    plan.regions.push_back({starts[index].first, starts[index].second, end - starts[index].second});
   }
   return plan;
 }

@@ -43,8 +43,9 @@ void CommunicationState::recover(const std::vector<int>& active_ranks,
                                  std::shared_ptr<CommBackend> comm) {
   const std::string op = options_.class_name + ".recover";
   if (workspace_ == nullptr || !workspace_->memory->mapped()) {
-    throw std::logic_error(op + ": the instance must have its workspace, got a call after "
-                                "destroy() or checkpoint_prepare()");
+    throw std::logic_error(op +
+                           ": the instance must have its workspace, got a call after "
+                           "destroy() or checkpoint_prepare()");
   }
   require(comm != nullptr, op, ": comm_backend must be given, got none");
   Announcement own = announcement();

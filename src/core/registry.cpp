@@ -30,12 +30,12 @@ std::unique_ptr<MoEEpCommunication> make(const BootstrapConfig& bootstrap,
 }
 
 Registry& registry() {
-  static auto* instance = new Registry{
-      {},
-      {{"host", make<HostAlltoAll, HostAlltoAllConfig>},
-       {"nvlink_one_sided", make<NVLinkOneSidedAlltoAll, NVLinkOneSidedConfig>},
-       {"nvlink_two_sided", make<NVLinkTwoSidedAlltoAll, NVLinkTwoSidedConfig>},
-       {"cake", make<CakeAlltoAll, CakeAlltoAllConfig>}}};
+  static auto* instance =
+      new Registry{{},
+                   {{"host", make<HostAlltoAll, HostAlltoAllConfig>},
+                    {"nvlink_one_sided", make<NVLinkOneSidedAlltoAll, NVLinkOneSidedConfig>},
+                    {"nvlink_two_sided", make<NVLinkTwoSidedAlltoAll, NVLinkTwoSidedConfig>},
+                    {"cake", make<CakeAlltoAll, CakeAlltoAllConfig>}}};
   return *instance;
 }
 
@@ -60,22 +60,23 @@ std::string choose_backend(const BootstrapConfig& bootstrap, CommBackend* comm) 
   if (everywhere([](const std::string& rank) { return rank[0] == '1'; })) {
     return "nvlink_one_sided";
   }
-  if (everywhere([&](const std::string& rank) {
-        return rank.substr(1) == ranks.front().substr(1);
-      })) {
+  if (everywhere(
+          [&](const std::string& rank) { return rank.substr(1) == ranks.front().substr(1); })) {
     return "host";
   }
-  throw MoEEpError(detail::concat(
-      "create_communication: 'auto' needs a backend that all ", bootstrap.world_size,
-      " ranks support, got ranks on several hosts and no NVLink between them"));
+  throw MoEEpError(
+      detail::concat("create_communication: 'auto' needs a backend that all ", bootstrap.world_size,
+                     " ranks support, got ranks on several hosts and no NVLink between them"));
 }
 
 }  // namespace
 
 void register_communication(const std::string& name, CommunicationFactory factory) {
   const std::lock_guard lock(registry().mutex);
-  detail::require(!name.empty() && name != "auto", "register_communication: a name must be other "
-                  "than '' and 'auto', got '", name, "'");
+  detail::require(!name.empty() && name != "auto",
+                  "register_communication: a name must be other "
+                  "than '' and 'auto', got '",
+                  name, "'");
   detail::require(registry().factories.emplace(name, std::move(factory)).second,
                   "register_communication: a name may be taken once, got '", name, "' again");
 }
@@ -83,7 +84,8 @@ void register_communication(const std::string& name, CommunicationFactory factor
 std::vector<std::string> available_communication_backends() {
   const std::lock_guard lock(registry().mutex);
   std::vector<std::string> names;
-  for (const auto& [name, factory] : registry().factories) names.push_back(name);
+  for (const auto& [name, factory] : registry().factories)
+    names.push_back(name);
   return names;
 }
 
@@ -119,7 +121,8 @@ std::unique_ptr<MoEEpCommunication> create_communication(
   }
   if (!factory) {
     std::string names;
-    for (const std::string& known : available_communication_backends()) names += " " + known;
+    for (const std::string& known : available_communication_backends())
+      names += " " + known;
     throw std::out_of_range("create_communication: backend must be one of" + names + " auto, got " +
                             name);
   }

@@ -9,19 +9,22 @@ namespace moe_ep::detail {
 
 SharedWorkspace& CommunicationState::usable(const char* operation) const {
   if (workspace_ == nullptr) {
-    throw std::logic_error(concat(operation, ": the instance must not be destroyed, got a call "
-                                             "after destroy()"));
+    throw std::logic_error(concat(operation,
+                                  ": the instance must not be destroyed, got a call "
+                                  "after destroy()"));
   }
   if (!workspace_->memory->mapped()) {
-    throw std::logic_error(concat(operation, ": the workspace must be mapped, got a call between "
-                                             "checkpoint_prepare() and checkpoint_restore()"));
+    throw std::logic_error(concat(operation,
+                                  ": the workspace must be mapped, got a call between "
+                                  "checkpoint_prepare() and checkpoint_restore()"));
   }
   if (workspace_->failure) {
     try {
       workspace_->failure->raise();
     } catch (const std::exception& error) {
-      throw MoEEpError(concat(operation, ": the instance must be recovered after a failed step, "
-                                         "got a call before recover(); the step ended with '",
+      throw MoEEpError(concat(operation,
+                              ": the instance must be recovered after a failed step, "
+                              "got a call before recover(); the step ended with '",
                               error.what(), "'"));
     }
   }
@@ -35,13 +38,14 @@ void CommunicationState::require_open_round(const char* operation) const {
   }
 }
 
-void CommunicationState::finish_abandoned_round(SharedWorkspace& workspace) {
+void CommunicationState::finish_abandoned_round(SharedWorkspace& workspace,
+                                                const RankMask& active) {
   if (!workspace.abandoned) return;
   // A combine of nothing, whose rows of 0 bytes tell peers that did not abandon the round that
   // there is nothing to get here.
   protocol::CombineParams step;
   step.workspace = workspace.view();
-  step.active = *workspace.abandoned;
+  step.active = *workspace.abandoned & active;  // nobody will touch the others' rows
   step.timeout_ns = static_cast<std::uint64_t>(options_.timeout_sec) * 1'000'000'000ull;
   const protocol::StepStatus status = backend_->combine(step, {});
   if (!status.ok()) fail("dispatch", status, {});
@@ -80,7 +84,7 @@ MoEEpDispatchResult CommunicationState::dispatch(const DispatchInputs& inputs) {
   const RankMask active = mask_for("dispatch", inputs.active_rank_mask);
   const protocol::DispatchParams step =
       make_dispatch(workspace.view(), params_, options_, active, inputs);
-  finish_abandoned_round(workspace);
+  finish_abandoned_round(workspace, active);
   const protocol::StepStatus status = backend_->dispatch(step);
   if (!status.ok()) fail("dispatch", status, payload_names(inputs));
   workspace.open_round = this;
@@ -116,8 +120,8 @@ void CommunicationState::combine(const TensorView& expert_output, const TensorVi
   step.tokens_per_rank = round_.tokens_per_rank;
   step.elements = static_cast<std::int32_t>(hidden);
   step.row_bytes = hidden * itemsize(dtype);
-  step.format = combine_format(dtype) |
-                (options_.use_low_precision_combine ? protocol::kCombineFp8Wire : 0);
+  step.format =
+      combine_format(dtype) | (options_.use_low_precision_combine ? protocol::kCombineFp8Wire : 0);
   step.timeout_ns = static_cast<std::uint64_t>(options_.timeout_sec) * 1'000'000'000ull;
   set_expert_output(op, step, expert_output, stride);
   CombineOutput to;
@@ -149,8 +153,7 @@ std::int64_t CommunicationState::num_local_tokens() const {
 
 void CommunicationState::check() const {
   if (workspace_ == nullptr) {
-    throw std::logic_error(
-        "check: the instance must not be destroyed, got a call after destroy()");
+    throw std::logic_error("check: the instance must not be destroyed, got a call after destroy()");
   }
   if (workspace_->failure) workspace_->failure->raise();
 }

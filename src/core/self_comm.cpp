@@ -24,6 +24,8 @@ class SelfComm final : public CommBackend {
 
 }  // namespace
 
-std::shared_ptr<CommBackend> self_comm() { return std::make_shared<SelfComm>(); }
+std::shared_ptr<CommBackend> self_comm() {
+  return std::make_shared<SelfComm>();
+}
 
 }  // namespace moe_ep::detail

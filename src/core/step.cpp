@@ -32,7 +32,9 @@ namespace {
 
 using protocol::kFirstRowBytes;
 
-const char* device_text(Device device) { return device.type == Device::kCpu ? "CPU" : "CUDA"; }
+const char* device_text(Device device) {
+  return device.type == Device::kCpu ? "CPU" : "CUDA";
+}
 
 // True if the elements of one row lie side by side.
 bool rows_contiguous(const TensorView& tensor) {
@@ -91,8 +93,8 @@ void check_mask(const std::string& operation, const RankMask& mask, int rank, in
   const RankMask outside = mask - RankMask::first(num_ranks);
   int first_outside = -1;
   outside.for_each([&](int member) { first_outside = first_outside < 0 ? member : first_outside; });
-  require(first_outside < 0, operation,
-          ": active_rank_mask must name ranks below ", num_ranks, ", got rank ", first_outside);
+  require(first_outside < 0, operation, ": active_rank_mask must name ranks below ", num_ranks,
+          ", got rank ", first_outside);
   require(mask.test(rank), operation, ": active_rank_mask must contain the own rank ", rank,
           ", got a mask without it");
 }
@@ -183,11 +185,12 @@ protocol::DispatchParams make_dispatch(const protocol::Workspace& workspace,
     reserved_bytes += bytes;
     presence |= protocol::kHasScale;
   }
-  require(inputs.extra_payloads.size() <= kMaxExtraPayloads, op, ": extra_payloads must be at most ",
-          kMaxExtraPayloads, " tensors, got ", inputs.extra_payloads.size());
+  require(inputs.extra_payloads.size() <= kMaxExtraPayloads, op,
+          ": extra_payloads must be at most ", kMaxExtraPayloads, " tensors, got ",
+          inputs.extra_payloads.size());
   for (const NamedPayload& extra : inputs.extra_payloads) {
-    const std::int64_t bytes = check_payload(op, "extra_payloads['" + extra.name + "']",
-                                             extra.tensor, num_tokens, device);
+    const std::int64_t bytes =
+        check_payload(op, "extra_payloads['" + extra.name + "']", extra.tensor, num_tokens, device);
     add_payload(step, extra.tensor, bytes);
     reserved_bytes += bytes;
     presence += protocol::kExtraPayload;
@@ -259,8 +262,8 @@ std::int64_t check_expert_output(const std::string& operation, const TensorView&
           " tensor, got ", describe(rows));
   const int row_dim = rows.ndim - 2;
   require((hidden == 1 || rows.stride(rows.ndim - 1) == 1) &&
-              (flat || num_ranks == 1 ||
-               rows.stride(0) == tokens_per_rank * rows.stride(1) || tokens_per_rank == 1),
+              (flat || num_ranks == 1 || rows.stride(0) == tokens_per_rank * rows.stride(1) ||
+               tokens_per_rank == 1),
           operation,
           ": expert_output must be contiguous within a row, its rows evenly spaced, got ",
           describe(rows));

@@ -1,4 +1,5 @@
-// From a caller's tensors to the protocol's params: all validation of steps, before anything is sent.
+// From a caller's tensors to the protocol's params: all validation of steps, before anything is
+// sent.
 #pragma once
 
 #include <string>
@@ -28,7 +29,8 @@ void check_eplb_stats(const std::string& operation, const TensorView& stats,
 void check_mask(const std::string& operation, const RankMask& mask, int rank, int num_ranks);
 
 // A view of rows `leading...` of what `like` holds per token, at `data`.
-TensorView like_rows(const TensorView& like, void* data, std::initializer_list<std::int64_t> leading);
+TensorView like_rows(const TensorView& like, void* data,
+                     std::initializer_list<std::int64_t> leading);
 
 // Adds one payload to `params`: row bytes in the signature, source rows.
 void add_payload(protocol::DispatchParams& params, const TensorView& tensor,

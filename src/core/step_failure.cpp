@@ -32,15 +32,16 @@ std::string field_name(const StepFailure& failure) {
   }
   switch (field) {
 #define MOE_EP_CASE(name, text) \
-  case protocol::name: return text;
+  case protocol::name:          \
+    return text;
     MOE_EP_FOR_EACH_SIGNATURE_FIELD(MOE_EP_CASE)
 #undef MOE_EP_CASE
-    default: break;
+    default:
+      break;
   }
   const auto payload = static_cast<std::size_t>(field - kFirstRowBytes);
-  return "row bytes of " + (payload < failure.payload_names.size()
-                                ? failure.payload_names[payload]
-                                : concat("payload ", payload));
+  return "row bytes of " + (payload < failure.payload_names.size() ? failure.payload_names[payload]
+                                                                   : concat("payload ", payload));
 }
 
 std::string field_value(const StepFailure& failure, std::int64_t value) {
@@ -61,11 +62,10 @@ std::string field_value(const StepFailure& failure, std::int64_t value) {
 void StepFailure::raise() const {
   const std::string where = concat(" (rank ", rank, ", step ", status.epoch, ")");
   if (status.result == protocol::StepResult::kMismatch) {
-    throw MoEEpMismatchError(concat(operation, ": ", field_name(*this),
-                                    " must be the same on every rank, got ",
-                                    field_value(*this, status.got), " on rank ", status.peer,
-                                    " and ", field_value(*this, status.want), " on rank ", rank,
-                                    where));
+    throw MoEEpMismatchError(
+        concat(operation, ": ", field_name(*this), " must be the same on every rank, got ",
+               field_value(*this, status.got), " on rank ", status.peer, " and ",
+               field_value(*this, status.want), " on rank ", rank, where));
   }
   if (status.result == protocol::StepResult::kCorrupt) {
     throw MoEEpError(concat(operation, ": a rank may send 0 to ", status.want, " rows, got ",

@@ -12,8 +12,8 @@
 
 namespace moe_ep::detail {
 
-// One rank's workspace and the state that instances on it have in common. Belongs to the thread that
-// drives this rank.
+// One rank's workspace and the state that instances on it have in common. Belongs to the thread
+// that drives this rank.
 struct SharedWorkspace {
   std::shared_ptr<SymmetricWorkspace> memory;
   protocol::WorkspaceLayout layout;

@@ -27,5 +27,6 @@ inline void check(cudaError_t error, std::string_view call) {
 
 }  // namespace moe_ep::cuda
 
-// MOE_EP_CUDA_CHECK(cudaMalloc(&pointer, bytes)); throws MoEEpError with the call's name and the code.
+// MOE_EP_CUDA_CHECK(cudaMalloc(&pointer, bytes)); throws MoEEpError with the call's name and the
+// code.
 #define MOE_EP_CUDA_CHECK(call) ::moe_ep::cuda::check((call), #call)

@@ -25,8 +25,8 @@ void* find(const char* name, unsigned version, std::string& reason) {
 
 Driver load() {
   Driver driver;
-#define MOE_EP_LOAD(name, version)                                                              \
-  if (driver.missing.empty()) {                                                                 \
+#define MOE_EP_LOAD(name, version)                                                               \
+  if (driver.missing.empty()) {                                                                  \
     driver.name = reinterpret_cast<decltype(driver.name)>(find(#name, version, driver.missing)); \
   }
   MOE_EP_FOR_EACH_DRIVER_FUNCTION(MOE_EP_LOAD)

@@ -1,5 +1,5 @@
-// The driver functions that the runtime does not offer, taken at run time: nothing links libcuda, so
-// that the library loads on machines without a driver.
+// The driver functions that the runtime does not offer, taken at run time: nothing links libcuda,
+// so that the library loads on machines without a driver.
 #pragma once
 
 #include <cuda.h>
@@ -12,20 +12,20 @@
 namespace moe_ep::cuda {
 
 // X(name, version of the entry point)
-#define MOE_EP_FOR_EACH_DRIVER_FUNCTION(X)    \
-  X(cuGetErrorName, 6000)                     \
-  X(cuGetErrorString, 6000)                   \
-  X(cuDeviceGet, 2000)                        \
-  X(cuDeviceGetAttribute, 2000)               \
-  X(cuMemAddressReserve, 10020)               \
-  X(cuMemAddressFree, 10020)                  \
-  X(cuMemCreate, 10020)                       \
-  X(cuMemRelease, 10020)                      \
-  X(cuMemMap, 10020)                          \
-  X(cuMemUnmap, 10020)                        \
-  X(cuMemSetAccess, 10020)                    \
-  X(cuMemGetAllocationGranularity, 10020)     \
-  X(cuMemExportToShareableHandle, 10020)      \
+#define MOE_EP_FOR_EACH_DRIVER_FUNCTION(X) \
+  X(cuGetErrorName, 6000)                  \
+  X(cuGetErrorString, 6000)                \
+  X(cuDeviceGet, 2000)                     \
+  X(cuDeviceGetAttribute, 2000)            \
+  X(cuMemAddressReserve, 10020)            \
+  X(cuMemAddressFree, 10020)               \
+  X(cuMemCreate, 10020)                    \
+  X(cuMemRelease, 10020)                   \
+  X(cuMemMap, 10020)                       \
+  X(cuMemUnmap, 10020)                     \
+  X(cuMemSetAccess, 10020)                 \
+  X(cuMemGetAllocationGranularity, 10020)  \
+  X(cuMemExportToShareableHandle, 10020)   \
   X(cuMemImportFromShareableHandle, 10020)
 
 struct Driver {

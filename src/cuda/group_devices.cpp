@@ -27,8 +27,10 @@ std::string uuid_text(const cudaUUID_t& uuid) {
 
 std::string DeviceFacts::encode() const {
   std::ostringstream text;
-  text << host << '\n' << uuid << '\n' << why_no_fabric << '\n' << bytes << ' ' << granularity
-       << ' ' << fixed_kind << ' ' << id;
+  text << host << '\n'
+       << uuid << '\n'
+       << why_no_fabric << '\n'
+       << bytes << ' ' << granularity << ' ' << fixed_kind << ' ' << id;
   return text.str();
 }
 
@@ -59,10 +61,10 @@ DeviceFacts read_device(int device, std::size_t bytes) {
   facts.why_no_fabric = why_not(device, HandleKind::kFabric);
   std::replace(facts.why_no_fabric.begin(), facts.why_no_fabric.end(), '\n', ' ');
   facts.bytes = bytes;
-  facts.granularity = std::max(allocation_granularity(device, HandleKind::kFd),
-                               facts.why_no_fabric.empty()
-                                   ? allocation_granularity(device, HandleKind::kFabric)
-                                   : std::size_t{0});
+  facts.granularity =
+      std::max(allocation_granularity(device, HandleKind::kFd),
+               facts.why_no_fabric.empty() ? allocation_granularity(device, HandleKind::kFabric)
+                                           : std::size_t{0});
   facts.id = detail::random_u64();
   return facts;
 }

@@ -1,8 +1,8 @@
 // What NVML knows about this machine's GPUs, read without CUDA: no context comes into being, and
 // nothing links NVML.
 //
-// NVML numbers all GPUs of the machine, CUDA those that CUDA_VISIBLE_DEVICES leaves, in its order. A
-// GPU is therefore named by its UUID here, never by a number.
+// NVML numbers all GPUs of the machine, CUDA those that CUDA_VISIBLE_DEVICES leaves, in its order.
+// A GPU is therefore named by its UUID here, never by a number.
 #pragma once
 
 #include <string>

@@ -44,8 +44,8 @@ VmmHandle VmmHandle::create(int device, std::size_t bytes, HandleKind kind) {
   CUmemGenericAllocationHandle handle = 0;
   const CUresult result = driver.cuMemCreate(&handle, bytes, &properties, 0);
   if (result != CUDA_SUCCESS) {
-    throw MoEEpError(driver.call_text("cuMemCreate of " + std::to_string(bytes) + " bytes",
-                                      result));
+    throw MoEEpError(
+        driver.call_text("cuMemCreate of " + std::to_string(bytes) + " bytes", result));
   }
   return VmmHandle(handle);
 }

@@ -18,8 +18,8 @@ enum class HandleKind : std::int32_t {
 
 CUmemAllocationProp allocation_properties(int device, HandleKind kind);
 
-// Owns a reference to physical memory. A mapping holds its own: memory lives until the last handle is
-// released and the last mapping is gone.
+// Owns a reference to physical memory. A mapping holds its own: memory lives until the last handle
+// is released and the last mapping is gone.
 class VmmHandle {
  public:
   VmmHandle() = default;
@@ -44,9 +44,9 @@ class VmmHandle {
   CUmemGenericAllocationHandle handle_ = 0;
 };
 
-// Whether this process can make memory of `kind` on `device` and name it. The device attribute alone
-// does not tell: without an IMEX channel the attribute says yes and cuMemCreate NOT_PERMITTED, so one
-// granule is made and named. Empty if it can, else the reason.
+// Whether this process can make memory of `kind` on `device` and name it. The device attribute
+// alone does not tell: without an IMEX channel the attribute says yes and cuMemCreate
+// NOT_PERMITTED, so one granule is made and named. Empty if it can, else the reason.
 std::string why_not(int device, HandleKind kind);
 
 // In bytes; slices are multiples of it.

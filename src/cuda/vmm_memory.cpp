@@ -48,8 +48,8 @@ class CudaWorkspace final : public SymmetricWorkspace {
     const auto failure = failure_of([&] {
       const DeviceGuard guard(device_);
       const std::size_t granularity = granularity_of(group);
-      slice_stride_ = (std::max<std::size_t>(bytes_, 1) + granularity - 1) / granularity *
-                      granularity;
+      slice_stride_ =
+          (std::max<std::size_t>(bytes_, 1) + granularity - 1) / granularity * granularity;
       range_.emplace(num_ranks_, slice_stride_, granularity, device_);
       base_ = range_->base();
       take_memory(choose_kind(group));
@@ -86,7 +86,8 @@ class CudaWorkspace final : public SymmetricWorkspace {
                       take_memory(choose_kind(group));
                     }));
     std::vector<int> everybody;
-    for (int rank = 0; rank < num_ranks_; ++rank) everybody.push_back(rank);
+    for (int rank = 0; rank < num_ranks_; ++rank)
+      everybody.push_back(rank);
     map_peers(comm, everybody);
     id_ = group.front().id;
     mapped_ = true;
@@ -118,7 +119,8 @@ class CudaWorkspace final : public SymmetricWorkspace {
     const auto texts = gather_outcomes(comm, kOperation, failure, own.encode());
     std::vector<DeviceFacts> group;
     failure = failure_of([&] {
-      for (const std::string& text : texts) group.push_back(DeviceFacts::decode(text));
+      for (const std::string& text : texts)
+        group.push_back(DeviceFacts::decode(text));
       for (const DeviceFacts& peer : group) {
         if (peer.bytes != bytes_) {
           throw MoEEpError("slices must have the same size on every rank, got " +
@@ -136,7 +138,8 @@ class CudaWorkspace final : public SymmetricWorkspace {
 
   static std::size_t granularity_of(const std::vector<DeviceFacts>& group) {
     std::uint64_t granularity = 1;
-    for (const DeviceFacts& facts : group) granularity = std::max(granularity, facts.granularity);
+    for (const DeviceFacts& facts : group)
+      granularity = std::max(granularity, facts.granularity);
     return static_cast<std::size_t>(granularity);
   }
 
@@ -196,7 +199,8 @@ class CudaWorkspace final : public SymmetricWorkspace {
   }
 
   void release() {
-    for (int rank = 0; rank < num_ranks_; ++rank) range_->unmap(rank);
+    for (int rank = 0; rank < num_ranks_; ++rank)
+      range_->unmap(rank);
     memory_.reset();
     mapped_ = false;
   }
@@ -211,9 +215,11 @@ class CudaWorkspace final : public SymmetricWorkspace {
 }  // namespace
 }  // namespace cuda
 
-std::shared_ptr<SymmetricWorkspace> SymmetricWorkspace::create_cuda(
-    CommBackend& comm, std::size_t bytes, int device, int num_ranks,
-    const std::vector<int>& members, bool require_nvlink) {
+std::shared_ptr<SymmetricWorkspace> SymmetricWorkspace::create_cuda(CommBackend& comm,
+                                                                    std::size_t bytes, int device,
+                                                                    int num_ranks,
+                                                                    const std::vector<int>& members,
+                                                                    bool require_nvlink) {
   return std::make_shared<cuda::CudaWorkspace>(comm, bytes, device, num_ranks, members,
                                                require_nvlink);
 }

@@ -3,7 +3,9 @@
 namespace moe_ep::cuda {
 namespace {
 
-CUdeviceptr address_of(const std::byte* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+CUdeviceptr address_of(const std::byte* pointer) {
+  return reinterpret_cast<CUdeviceptr>(pointer);
+}
 
 }  // namespace
 
@@ -16,7 +18,8 @@ VmmRange::VmmRange(int num_slices, std::size_t stride, std::size_t granularity, 
 }
 
 VmmRange::~VmmRange() {
-  for (std::size_t index = 0; index < mapped_.size(); ++index) unmap(static_cast<int>(index));
+  for (std::size_t index = 0; index < mapped_.size(); ++index)
+    unmap(static_cast<int>(index));
   Driver::look().cuMemAddressFree(address_of(base_), mapped_.size() * stride_);
 }
 
@@ -32,8 +35,8 @@ void VmmRange::map(int index, const VmmHandle& handle) {
   const CUresult result = driver.cuMemSetAccess(address, stride_, &access, 1);
   if (result == CUDA_SUCCESS) return;
   unmap(index);
-  throw MoEEpError(driver.call_text("cuMemSetAccess for device " + std::to_string(device_),
-                                    result));
+  throw MoEEpError(
+      driver.call_text("cuMemSetAccess for device " + std::to_string(device_), result));
 }
 
 void VmmRange::unmap(int index) noexcept {

@@ -8,8 +8,8 @@
 
 namespace moe_ep::cuda {
 
-// Slice r at base() + r * stride. The whole range stays reserved, so that slices keep their addresses
-// whatever is mapped into them. Everything mapped is accessible to one device.
+// Slice r at base() + r * stride. The whole range stays reserved, so that slices keep their
+// addresses whatever is mapped into them. Everything mapped is accessible to one device.
 class VmmRange {
  public:
   // @param stride a multiple of the granularity

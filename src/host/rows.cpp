@@ -13,9 +13,12 @@ using protocol::Codec;
 
 Codec codec_of_format(std::int32_t format) {
   switch (format & ~protocol::kCombineFp8Wire) {
-    case protocol::kCombineBf16: return Codec::kBf16;
-    case protocol::kCombineFp16: return Codec::kFp16;
-    default: return Codec::kFp32;
+    case protocol::kCombineBf16:
+      return Codec::kBf16;
+    case protocol::kCombineFp16:
+      return Codec::kFp16;
+    default:
+      return Codec::kFp32;
   }
 }
 
@@ -37,9 +40,12 @@ void quantize_row(const float* sums, std::int64_t elements, std::int64_t token,
 
 std::int64_t block_elements(OutputFormat format) {
   switch (format) {
-    case OutputFormat::kMxfp8: return protocol::Mxfp8::kBlockElements;
-    case OutputFormat::kMxfp4: return protocol::Mxfp4::kBlockElements;
-    default: return protocol::Nvfp4::kBlockElements;
+    case OutputFormat::kMxfp8:
+      return protocol::Mxfp8::kBlockElements;
+    case OutputFormat::kMxfp4:
+      return protocol::Mxfp4::kBlockElements;
+    default:
+      return protocol::Nvfp4::kBlockElements;
   }
 }
 
@@ -87,7 +93,8 @@ void HostRows::sum_as(Codec out_codec, const std::byte* const* rows, std::int32_
 
 void HostRows::sum(std::int32_t token, const std::byte* const* rows, std::int32_t num_rows) {
   if (output_.format == OutputFormat::kPlain) {
-    sum_as(protocol::codec_of(output_.dtype), rows, num_rows, output_.rows + token * output_.stride);
+    sum_as(protocol::codec_of(output_.dtype), rows, num_rows,
+           output_.rows + token * output_.stride);
     return;
   }
   sum_as(Codec::kFp32, rows, num_rows, scratch_.data());
@@ -99,7 +106,9 @@ void HostRows::sum(std::int32_t token, const std::byte* const* rows, std::int32_
     case OutputFormat::kMxfp4:
       quantize_row<protocol::Mxfp4>(sums, params_.elements, token, output_);
       break;
-    default: quantize_row<protocol::Nvfp4>(sums, params_.elements, token, output_); break;
+    default:
+      quantize_row<protocol::Nvfp4>(sums, params_.elements, token, output_);
+      break;
   }
 }
 

@@ -15,7 +15,9 @@ namespace moe_ep::protocol {
 
 using Epoch = std::uint32_t;
 
-MOE_EP_HD constexpr Epoch next_epoch(Epoch epoch) { return epoch + 1; }
+MOE_EP_HD constexpr Epoch next_epoch(Epoch epoch) {
+  return epoch + 1;
+}
 
 MOE_EP_HD constexpr bool has_reached(Epoch flag, Epoch epoch) {
   return static_cast<std::int32_t>(flag - epoch) >= 0;

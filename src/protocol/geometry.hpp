@@ -1,8 +1,8 @@
 // Who owns an expert, and which ranks a token visits.
 //
 // Ownership is contiguous: with base, rem = divmod(num_experts, num_ranks), ranks below rem own
-// base + 1 experts, the others base. A pick whose id lies outside [0, num_experts) is void. Picks of
-// one token on one rank collapse: the token visits each rank at most once.
+// base + 1 experts, the others base. A pick whose id lies outside [0, num_experts) is void. Picks
+// of one token on one rank collapse: the token visits each rank at most once.
 #pragma once
 
 #include <cstdint>

@@ -18,10 +18,10 @@
 // cannot touch rows of an earlier step's combine that a slow peer still reads. All offsets are
 // 64-bit.
 //
-// A combine whose peers push rows (devices, large steps; src/cuda/kernels/combine.hpp) lets them land
-// between the end of this step's combine region and the slice's end. Those bytes are free then: the
-// rank has entered combine, so its experts are done with the dispatched rows, and its peers have
-// entered the same step, so nobody reads rows of an earlier one.
+// A combine whose peers push rows (devices, large steps; src/cuda/kernels/combine.hpp) lets them
+// land between the end of this step's combine region and the slice's end. Those bytes are free
+// then: the rank has entered combine, so its experts are done with the dispatched rows, and its
+// peers have entered the same step, so nobody reads rows of an earlier one.
 #pragma once
 
 #include <cstddef>
@@ -58,8 +58,8 @@ struct SliceHeader {
 };
 
 // What rank src tells the slice's owner, in line src. The signature is written before the dispatch
-// flag with plain stores, and read after it. Each flag and the word behind it are one aligned 64-bit
-// word to devices, which therefore need no fence between the two.
+// flag with plain stores, and read after it. Each flag and the word behind it are one aligned
+// 64-bit word to devices, which therefore need no fence between the two.
 struct PeerLine {
   std::uint32_t dispatch_flag;  // epoch: release by src's dispatch, acquire by the owner's
   std::int32_t num_rows;        // tokens src sent to the owner in this step

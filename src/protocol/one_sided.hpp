@@ -5,8 +5,8 @@
 // combine    place own rows | announce | await every active peer | get each token's rows and sum
 //
 // Each phase is a sequence of parts with a coop.sync() between them; thread 0 does what one thread
-// must do. A part that fails leaves its StepStatus in `shared`, which all threads read after the next
-// sync, so that they leave together.
+// must do. A part that fails leaves its StepStatus in `shared`, which all threads read after the
+// next sync, so that they leave together.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ MOE_EP_HD void put_tokens(M& memory, const DispatchParams& params, std::int32_t 
       const IdRow row = params.ids(token);
       for (std::int32_t k = 0; k < params.top_k; ++k) {
         const std::int64_t id = row[k];
-        ids[k] = params.ownership.is_void(id) ? params.invalid_expert_id
-                                              : static_cast<std::int32_t>(id);
+        ids[k] =
+            params.ownership.is_void(id) ? params.invalid_expert_id : static_cast<std::int32_t>(id);
       }
     }
     for_each_hop(params.workspace, token, [&](const Hop& hop) {
@@ -107,10 +107,11 @@ MOE_EP_HD inline void mark_empty_rows(std::int32_t* ids, const std::int32_t* rec
                                       std::int32_t top_k, std::int32_t invalid, std::int32_t first,
                                       std::int32_t step) {
   for (std::int32_t src = first; src < num_ranks; src += step) {
-    const std::int64_t begin = (static_cast<std::int64_t>(src) * tokens_per_rank +
-                                recv_counts[src]) * top_k;
+    const std::int64_t begin =
+        (static_cast<std::int64_t>(src) * tokens_per_rank + recv_counts[src]) * top_k;
     const std::int64_t end = static_cast<std::int64_t>(src + 1) * tokens_per_rank * top_k;
-    for (std::int64_t index = begin; index < end; ++index) ids[index] = invalid;
+    for (std::int64_t index = begin; index < end; ++index)
+      ids[index] = invalid;
   }
 }
 
@@ -120,7 +121,8 @@ MOE_EP_HD inline void clear_absent_stats(const DispatchParams& params) {
   for (std::int32_t peer = 0; peer < workspace.layout.num_ranks; ++peer) {
     if (params.active.test(peer)) continue;
     auto* row = reinterpret_cast<std::int32_t*>(workspace.own() + workspace.layout.eplb_row(peer));
-    for (std::int32_t expert = 0; expert < workspace.layout.eplb_experts; ++expert) row[expert] = 0;
+    for (std::int32_t expert = 0; expert < workspace.layout.eplb_experts; ++expert)
+      row[expert] = 0;
   }
 }
 
@@ -179,14 +181,13 @@ MOE_EP_HD StepStatus accept_combine(M& memory, const CombineParams& params, Epoc
   if (!status.missing.empty()) status.result = StepResult::kTimeout;
   (params.active - status.missing).for_each([&](std::int32_t peer) {
     const std::uint32_t want = combine_code(params.row_bytes, params.format);
-    const std::uint32_t got =
-        workspace.line(workspace.rank, peer)->combine_code & ~kRowsPlaced;
+    const std::uint32_t got = workspace.line(workspace.rank, peer)->combine_code & ~kRowsPlaced;
     if (status.result == StepResult::kMismatch || got == want) return;
     const bool same_size = combine_code_row_bytes(got) == combine_code_row_bytes(want);
     status.result = StepResult::kMismatch;
     status.peer = peer;
-    status.field = static_cast<std::int32_t>(same_size ? CombineField::kFormat
-                                                       : CombineField::kRowBytes);
+    status.field =
+        static_cast<std::int32_t>(same_size ? CombineField::kFormat : CombineField::kRowBytes);
     status.want = same_size ? params.format : params.row_bytes;
     status.got = same_size ? combine_code_format(got) : combine_code_row_bytes(got);
   });
@@ -221,8 +222,7 @@ MOE_EP_HD StepStatus combine(C& coop, M& memory, Rows& rows, const CombineParams
   coop.sync();
   const StepStatus status = shared;
   if (status.ok()) {
-    for (std::int32_t token = coop.thread_rank(); token < params.num_tokens;
-         token += coop.size()) {
+    for (std::int32_t token = coop.thread_rank(); token < params.num_tokens; token += coop.size()) {
       const std::byte* sources[kMaxTopK];
       std::int32_t num_sources = 0;
       for_each_hop(workspace, token, [&](const Hop& hop) {

@@ -14,7 +14,8 @@ namespace moe_ep::protocol {
 // Fills hops of every token and send_counts. One thread.
 MOE_EP_HD inline void route_tokens(const DispatchParams& params) {
   std::int32_t* counts = params.workspace.send_counts();
-  for (std::int32_t rank = 0; rank < params.workspace.layout.num_ranks; ++rank) counts[rank] = 0;
+  for (std::int32_t rank = 0; rank < params.workspace.layout.num_ranks; ++rank)
+    counts[rank] = 0;
   const std::int32_t max_hops = params.workspace.layout.hops_per_token();
   for (std::int32_t token = 0; token < params.num_tokens; ++token) {
     Hop* hops = params.workspace.hops(token);

@@ -11,11 +11,11 @@
 namespace moe_ep::protocol {
 
 // X(field, what a message calls it). Row sizes of the payloads follow these.
-#define MOE_EP_FOR_EACH_SIGNATURE_FIELD(X)              \
-  X(kTokensPerRank, "runtime_max_tokens_per_rank")      \
-  X(kNumExperts, "num_experts")                         \
-  X(kTopK, "top_k")                                     \
-  X(kTransport, "transport")                            \
+#define MOE_EP_FOR_EACH_SIGNATURE_FIELD(X)                                  \
+  X(kTokensPerRank, "runtime_max_tokens_per_rank")                          \
+  X(kNumExperts, "num_experts")                                             \
+  X(kTopK, "top_k")                                                         \
+  X(kTransport, "transport")                                                \
   X(kPresence, "presence of weights, scales, extra payloads or eplb stats") \
   X(kNumPayloads, "number of payloads")
 
@@ -23,7 +23,7 @@ enum SignatureField : std::int32_t {
 #define MOE_EP_ENUMERATOR(field, text) field,
   MOE_EP_FOR_EACH_SIGNATURE_FIELD(MOE_EP_ENUMERATOR)
 #undef MOE_EP_ENUMERATOR
-  kFirstRowBytes,
+      kFirstRowBytes,
   kNumSignatureFields = kFirstRowBytes + kMaxPayloads,
 };
 

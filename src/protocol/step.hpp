@@ -90,14 +90,16 @@ enum CombineFormat : std::int32_t {
 enum class CombineField : std::int32_t { kRowBytes = 0, kFormat = 1 };
 
 // PeerLine::combine_code: row bytes, CombineFormat and whether the rows lie in the combine region
-// when the flag is raised (always on the host; a device may announce them chunk by chunk). Row sizes
-// from 2^28 on lose their upper bits: the code is compared, not computed with.
+// when the flag is raised (always on the host; a device may announce them chunk by chunk). Row
+// sizes from 2^28 on lose their upper bits: the code is compared, not computed with.
 inline constexpr std::uint32_t kRowsPlaced = 8;
 
 MOE_EP_HD constexpr std::uint32_t combine_code(std::int64_t row_bytes, std::int32_t format) {
   return static_cast<std::uint32_t>(row_bytes) << 4 | static_cast<std::uint32_t>(format);
 }
-MOE_EP_HD constexpr std::int64_t combine_code_row_bytes(std::uint32_t code) { return code >> 4; }
+MOE_EP_HD constexpr std::int64_t combine_code_row_bytes(std::uint32_t code) {
+  return code >> 4;
+}
 MOE_EP_HD constexpr std::int32_t combine_code_format(std::uint32_t code) {
   return static_cast<std::int32_t>(code & 7);
 }
@@ -107,11 +109,11 @@ struct CombineParams {
   RankMask active;
   std::int32_t num_tokens = 0;
   std::int32_t tokens_per_rank = 0;
-  std::int32_t elements = 0;                  // H
-  std::int64_t row_bytes = 0;                 // H x itemsize: distance of rows in the combine region
-  std::int32_t format = kCombineBf16;         // CombineFormat
-  const std::byte* expert_output = nullptr;   // null: the rows are in the combine region already
-  std::int64_t expert_output_stride = 0;      // bytes
+  std::int32_t elements = 0;                 // H
+  std::int64_t row_bytes = 0;                // H x itemsize: distance of rows in the combine region
+  std::int32_t format = kCombineBf16;        // CombineFormat
+  const std::byte* expert_output = nullptr;  // null: the rows are in the combine region already
+  std::int64_t expert_output_stride = 0;     // bytes
   std::uint64_t timeout_ns = 0;
 
   MOE_EP_HD std::byte* row(std::int32_t owner, std::int32_t src, std::int32_t row) const {

@@ -29,7 +29,9 @@ __global__ void widen(float* e4m3, float* fp16) {
   if (code < 256) e4m3[code] = cuda::unpack_e4m3(code).x;
 }
 
-std::uint32_t bits_of(float value) { return protocol::float_bits(value); }
+std::uint32_t bits_of(float value) {
+  return protocol::float_bits(value);
+}
 
 TEST(ConvertGpuTest, NarrowingIsTheProtocols) {
   if (num_gpus() < 1) GTEST_SKIP() << "needs a GPU, got none";
@@ -37,7 +39,8 @@ TEST(ConvertGpuTest, NarrowingIsTheProtocols) {
   for (std::uint64_t bits = 0; bits < (1ull << 32); bits += 4099) {
     values.push_back(protocol::bits_float(static_cast<std::uint32_t>(bits)));
   }
-  for (std::uint32_t high = 0; high < (1u << 16); ++high) {  // every bf16, its neighbours, midpoints
+  for (std::uint32_t high = 0; high < (1u << 16);
+       ++high) {  // every bf16, its neighbours, midpoints
     for (const std::uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
       values.push_back(protocol::bits_float(high << 16 | low));
     }

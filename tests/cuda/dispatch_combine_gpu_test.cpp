@@ -28,7 +28,8 @@ struct Place {
 std::vector<Place> places() {
   std::vector<Place> all;
   for (const int ranks : {1, 2, 3, 4, 8}) {
-    all.push_back({"OneGpu" + std::to_string(ranks), std::vector<int>(static_cast<std::size_t>(ranks))});
+    all.push_back(
+        {"OneGpu" + std::to_string(ranks), std::vector<int>(static_cast<std::size_t>(ranks))});
   }
   all.push_back({"TwoGpus2", {0, 1}});
   all.push_back({"TwoGpus5", {0, 1, 1, 0, 1}});
@@ -91,7 +92,8 @@ TEST_P(DispatchCombineGpuTest, StepsFollowEachOtherWithoutTheHost) {
   Random random(4711u + static_cast<unsigned>(num_ranks()));
   const auto rig = make_rig(40);
   for (const cuda::Pdl pdl : {cuda::Pdl::kOff, cuda::Pdl::kLate, cuda::Pdl::kEarly}) {
-    for (int rank = 0; rank < rig->size(); ++rank) (*rig)[rank].options.pdl = pdl;
+    for (int rank = 0; rank < rig->size(); ++rank)
+      (*rig)[rank].options.pdl = pdl;
     std::vector<std::unique_ptr<Step>> steps;
     for (int index = 0; index < num_cases(12); ++index) {
       StepShape shape = random_shape(random, num_ranks(), 40, kExperts, kDispatchRow, kCombineRow);
@@ -99,7 +101,8 @@ TEST_P(DispatchCombineGpuTest, StepsFollowEachOtherWithoutTheHost) {
       steps.push_back(std::make_unique<Step>(*rig, shape, random));
       choose_tuning(*steps.back(), random);
     }
-    for (const auto& step : steps) step->run();
+    for (const auto& step : steps)
+      step->run();
     rig->synchronize();
     for (std::size_t index = 0; index < steps.size(); ++index) {
       SCOPED_TRACE("step " + std::to_string(index));
@@ -129,7 +132,8 @@ TEST_P(DispatchCombineGpuTest, RanksMayBeLaunchedOneAfterAnother) {
 struct Graph {
   std::vector<cudaGraphExec_t> execs;
   ~Graph() {
-    for (cudaGraphExec_t exec : execs) cudaGraphExecDestroy(exec);
+    for (cudaGraphExec_t exec : execs)
+      cudaGraphExecDestroy(exec);
   }
 };
 
@@ -154,7 +158,8 @@ TEST_P(DispatchCombineGpuTest, GraphsOfSeveralSizesMixWithEagerSteps) {
   Random random(5u + static_cast<unsigned>(num_ranks()));
   const auto rig = make_rig(64);
   for (const cuda::Pdl pdl : {cuda::Pdl::kOff, cuda::Pdl::kEarly}) {
-    for (int rank = 0; rank < rig->size(); ++rank) (*rig)[rank].options.pdl = pdl;
+    for (int rank = 0; rank < rig->size(); ++rank)
+      (*rig)[rank].options.pdl = pdl;
     std::vector<std::unique_ptr<Step>> steps;
     std::vector<std::unique_ptr<Graph>> graphs;
     for (const int tokens : {1, 7, 64}) {
@@ -176,9 +181,8 @@ TEST_P(DispatchCombineGpuTest, GraphsOfSeveralSizesMixWithEagerSteps) {
       } else {
         // Numbers of tokens are constants of a captured launch: refill until they fit again.
         for (int rank = 0; rank < rig->size(); ++rank) {
-          MOE_EP_CUDA_CHECK(
-              cudaGraphLaunch(graphs[which]->execs[static_cast<std::size_t>(rank)],
-                              rig->use(rank).stream));
+          MOE_EP_CUDA_CHECK(cudaGraphLaunch(graphs[which]->execs[static_cast<std::size_t>(rank)],
+                                            rig->use(rank).stream));
         }
       }
       rig->synchronize();

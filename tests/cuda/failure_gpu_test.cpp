@@ -81,8 +81,10 @@ TEST_P(FailureInCombineGpuTest, ARankThatDoesNotCombineIsNamed) {
     rank.tuning.push_bytes = GetParam() ? 0 : -1;
     rank.tuning.min_push_sms = 1;
   }
-  for (const int rank : {0, 1, 2}) step.dispatch(rank);
-  for (const int rank : {0, 1}) step.combine(rank);
+  for (const int rank : {0, 1, 2})
+    step.dispatch(rank);
+  for (const int rank : {0, 1})
+    step.combine(rank);
   rig_->synchronize();
   for (const int rank : {0, 1}) {
     const protocol::StepStatus status = rig_->status(rank);
@@ -96,7 +98,8 @@ TEST_P(FailureInCombineGpuTest, ARankThatDoesNotCombineIsNamed) {
     step.dispatch(rank);
     step.combine(rank);
   }
-  for (const int rank : {0, 1}) cudaStreamSynchronize(rig_->use(rank).stream);
+  for (const int rank : {0, 1})
+    cudaStreamSynchronize(rig_->use(rank).stream);
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::milliseconds(200));
   expect_usable();
 }
@@ -106,7 +109,8 @@ INSTANTIATE_TEST_SUITE_P(PullAndPush, FailureInCombineGpuTest, ::testing::Bool()
 TEST_F(FailureGpuTest, ADifferentSignatureIsNamedWithBothValues) {
   Step step(*rig_, shape(0.3), random_);
   step.ranks()[1].dispatch.signature.fields[protocol::kNumExperts] = 99;
-  for (const int rank : {0, 1, 2}) step.dispatch(rank);
+  for (const int rank : {0, 1, 2})
+    step.dispatch(rank);
   rig_->synchronize();
   for (const int rank : {0, 1, 2}) {
     const protocol::StepStatus status = rig_->status(rank);
@@ -121,9 +125,11 @@ TEST_F(FailureGpuTest, ADifferentSignatureIsNamedWithBothValues) {
 
 TEST_F(FailureGpuTest, ADifferentCombineRowIsNamedWithBothValues) {
   Step step(*rig_, shape(0.3), random_);
-  for (const int rank : {0, 1, 2}) step.dispatch(rank);
+  for (const int rank : {0, 1, 2})
+    step.dispatch(rank);
   step.ranks()[2].combine.format = protocol::kCombineFp16;
-  for (const int rank : {0, 1, 2}) step.combine(rank);
+  for (const int rank : {0, 1, 2})
+    step.combine(rank);
   rig_->synchronize();
   const protocol::StepStatus status = rig_->status(0);
   EXPECT_EQ(status.result, StepResult::kMismatch);
@@ -154,7 +160,8 @@ TEST_F(FailureGpuTest, IdsOfRowsWithoutATokenCanBeMarkedLater) {
   plain.ids_converted = false;
   plain.wide_ids = false;
   Step step(*rig_, plain, random_);
-  for (const int rank : {0, 1, 2}) step.dispatch(rank);
+  for (const int rank : {0, 1, 2})
+    step.dispatch(rank);
   for (const int rank : {0, 1, 2}) {
     RigRank& place = rig_->use(rank);
     auto& params = step.ranks()[static_cast<std::size_t>(rank)].dispatch;

@@ -65,7 +65,8 @@ Rig::Rig(const std::vector<int>& devices, const protocol::WorkspaceLayout& layou
   } else {
     LocalGroup group(num_ranks);
     std::vector<int> members;
-    for (int rank = 0; rank < num_ranks; ++rank) members.push_back(rank);
+    for (int rank = 0; rank < num_ranks; ++rank)
+      members.push_back(rank);
     std::vector<std::thread> threads;
     std::vector<std::string> failures(devices.size());
     for (int rank = 0; rank < num_ranks; ++rank) {
@@ -80,7 +81,8 @@ Rig::Rig(const std::vector<int>& devices, const protocol::WorkspaceLayout& layou
         }
       });
     }
-    for (std::thread& thread : threads) thread.join();
+    for (std::thread& thread : threads)
+      thread.join();
     for (const std::string& failure : failures) {
       if (!failure.empty()) throw std::runtime_error(failure);
     }
@@ -102,8 +104,8 @@ Rig::Rig(const std::vector<int>& devices, const protocol::WorkspaceLayout& layou
     MOE_EP_CUDA_CHECK(cuda::preload_dispatch());
     MOE_EP_CUDA_CHECK(cuda::preload_combine());
     MOE_EP_CUDA_CHECK(cuda::preload_maintenance());
-    MOE_EP_CUDA_CHECK(cudaDeviceGetAttribute(&rank.options.num_sms,
-                                             cudaDevAttrMultiProcessorCount, rank.device));
+    MOE_EP_CUDA_CHECK(
+        cudaDeviceGetAttribute(&rank.options.num_sms, cudaDevAttrMultiProcessorCount, rank.device));
     rank.options.record = rank.record;
     rank.options.ranks_on_device =
         static_cast<int>(std::count(devices.begin(), devices.end(), rank.device));
@@ -153,13 +155,13 @@ void expect_all_ok(Rig& rig) {
   for (int rank = 0; rank < rig.size(); ++rank) {
     const protocol::StepStatus status = rig.status(rank);
     if (status.ok()) continue;
-    throw std::runtime_error(
-        "rank " + std::to_string(rank) + ": result " +
-        std::to_string(static_cast<unsigned>(status.result)) + " phase " +
-        phase_name(status.phase) + " step " + std::to_string(status.epoch) + " missing " +
-        std::to_string(status.missing.words[0]) + " peer " + std::to_string(status.peer) +
-        " field " + std::to_string(status.field) + " want " + std::to_string(status.want) +
-        " got " + std::to_string(status.got));
+    throw std::runtime_error("rank " + std::to_string(rank) + ": result " +
+                             std::to_string(static_cast<unsigned>(status.result)) + " phase " +
+                             phase_name(status.phase) + " step " + std::to_string(status.epoch) +
+                             " missing " + std::to_string(status.missing.words[0]) + " peer " +
+                             std::to_string(status.peer) + " field " +
+                             std::to_string(status.field) + " want " + std::to_string(status.want) +
+                             " got " + std::to_string(status.got));
   }
 }
 

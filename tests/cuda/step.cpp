@@ -13,7 +13,9 @@
 namespace moe_ep::testing {
 namespace {
 
-int element_bytes(std::int32_t format) { return format == protocol::kCombineFp32 ? 4 : 2; }
+int element_bytes(std::int32_t format) {
+  return format == protocol::kCombineFp32 ? 4 : 2;
+}
 
 std::int64_t quantised_block(OutputFormat format) {
   return format == OutputFormat::kNvfp4 ? 16 : 32;
@@ -26,7 +28,9 @@ std::int64_t output_row_bytes(const StepShape& shape) {
 
 }  // namespace
 
-std::int64_t StepShape::combine_row_bytes() const { return elements * element_bytes(format); }
+std::int64_t StepShape::combine_row_bytes() const {
+  return elements * element_bytes(format);
+}
 
 std::vector<int> StepShape::row_bytes() const {
   std::vector<int> bytes{hidden_bytes, ids_converted ? 4 * top_k : (wide_ids ? 8 : 4) * top_k};
@@ -37,24 +41,28 @@ std::vector<int> StepShape::row_bytes() const {
 
 std::int64_t StepShape::dispatch_row_bytes() const {
   std::int64_t sum = 0;
-  for (const int bytes : row_bytes()) sum += bytes;
+  for (const int bytes : row_bytes())
+    sum += bytes;
   return sum;
 }
 
 Step::Step(Rig& rig, const StepShape& shape, Random& random)
     : rig_(rig), shape_(shape), ranks_(static_cast<std::size_t>(rig.size())) {
-  for (int rank = 0; rank < rig.size(); ++rank) allocate(rank, random);
+  for (int rank = 0; rank < rig.size(); ++rank)
+    allocate(rank, random);
   refill(random);
 }
 
 void Step::refill(Random& random) {
-  for (int rank = 0; rank < rig_.size(); ++rank) fill(rank, random);
+  for (int rank = 0; rank < rig_.size(); ++rank)
+    fill(rank, random);
   // Expert rows need everybody's routing.
   for (int rank = 0; rank < rig_.size(); ++rank) {
     StepRank& own = ranks_[static_cast<std::size_t>(rank)];
     const auto row = static_cast<std::size_t>(shape_.combine_row_bytes());
     const int size = element_bytes(shape_.format);
-    for (std::byte& byte : own.expert_rows) byte = static_cast<std::byte>(0xff);  // NaNs
+    for (std::byte& byte : own.expert_rows)
+      byte = static_cast<std::byte>(0xff);  // NaNs
     for (int src = 0; src < rig_.size(); ++src) {
       const auto count = visitors(src, rank).size();
       for (std::size_t i = 0; i < count; ++i) {
@@ -115,9 +123,9 @@ void Step::allocate(int rank, Random& random) {
   for (std::size_t payload = 0; payload < row_bytes.size(); ++payload) {
     fields[protocol::kFirstRowBytes + static_cast<int>(payload)] = row_bytes[payload];
   }
-  step.placement = protocol::PayloadPlacement::make(place.workspace.layout, shape_.tokens_per_rank,
-                                                    fields + protocol::kFirstRowBytes,
-                                                    step.num_payloads);
+  step.placement =
+      protocol::PayloadPlacement::make(place.workspace.layout, shape_.tokens_per_rank,
+                                       fields + protocol::kFirstRowBytes, step.num_payloads);
   const int id_bytes = shape_.wide_ids ? 8 : 4;
   step.topk_ids_stride = id_bytes * (shape_.top_k + pick(random, 0, 2));
   own.ids_memory =
@@ -126,12 +134,12 @@ void Step::allocate(int rank, Random& random) {
   for (std::size_t payload = 0; payload < row_bytes.size(); ++payload) {
     // Rows at odd places, now and then.
     const int odd = pick(random, 0, 2) == 0 ? pick(random, 0, 17) : 0;
-    const std::int64_t stride = row_bytes[payload] + (pick(random, 0, 2) == 0 ? pick(random, 0, 33) : 0);
-    own.payload_memory.emplace_back(place.device,
-                                    capacity * static_cast<std::size_t>(stride) + 32);
+    const std::int64_t stride =
+        row_bytes[payload] + (pick(random, 0, 2) == 0 ? pick(random, 0, 33) : 0);
+    own.payload_memory.emplace_back(place.device, capacity * static_cast<std::size_t>(stride) + 32);
     step.payloads[payload] = {own.payload_memory.back().data() + odd, stride};
-    own.payload_snapshot.emplace_back(
-        place.device, all_rows * static_cast<std::size_t>(row_bytes[payload]));
+    own.payload_snapshot.emplace_back(place.device,
+                                      all_rows * static_cast<std::size_t>(row_bytes[payload]));
   }
   own.rows.resize(row_bytes.size());
   own.counts_snapshot = DeviceBuffer(place.device, 4 * static_cast<std::size_t>(rig_.size()));
@@ -161,15 +169,13 @@ void Step::allocate(int rank, Random& random) {
     combine.expert_output_stride = row + (pick(random, 0, 1) == 0 ? size * pick(random, 0, 9) : 0);
     const int offset = pick(random, 0, 2) == 0 ? size * pick(random, 0, 8) : 0;
     own.expert_memory = DeviceBuffer(
-        place.device,
-        all_rows * static_cast<std::size_t>(combine.expert_output_stride) + 64);
+        place.device, all_rows * static_cast<std::size_t>(combine.expert_output_stride) + 64);
     combine.expert_output = own.expert_memory.data() + offset;
   }
 
   const std::int64_t out_row = output_row_bytes(shape_);
   own.output_stride = out_row;
-  own.output_memory =
-      DeviceBuffer(place.device, capacity * static_cast<std::size_t>(out_row) + 16);
+  own.output_memory = DeviceBuffer(place.device, capacity * static_cast<std::size_t>(out_row) + 16);
   own.output.rows = own.output_memory.data();
   own.output.stride = out_row;
   own.output.dtype = shape_.output_dtype;
@@ -230,7 +236,8 @@ void Step::fill(int rank, Random& random) {
   for (std::size_t payload = 0; payload < row_bytes.size(); ++payload) {
     const auto bytes = static_cast<std::size_t>(row_bytes[payload]);
     own.rows[payload].resize(static_cast<std::size_t>(own.num_tokens) * bytes);
-    for (std::byte& byte : own.rows[payload]) byte = static_cast<std::byte>(random());
+    for (std::byte& byte : own.rows[payload])
+      byte = static_cast<std::byte>(random());
     const protocol::Payload& from = own.dispatch.payloads[payload];
     std::vector<std::byte> spread(own.payload_memory[payload].size(), std::byte{0x22});
     const auto offset = static_cast<std::size_t>(from.rows - own.payload_memory[payload].data());
@@ -241,14 +248,14 @@ void Step::fill(int rank, Random& random) {
     own.payload_memory[payload].upload(spread.data(), spread.size());
     if (payload != 1 || !shape_.ids_converted) continue;
     for (std::size_t i = 0; i < own.ids.size(); ++i) {
-      const std::int32_t id = ownership.is_void(own.ids[i])
-                                  ? shape_.invalid_expert_id
-                                  : static_cast<std::int32_t>(own.ids[i]);
+      const std::int32_t id = ownership.is_void(own.ids[i]) ? shape_.invalid_expert_id
+                                                            : static_cast<std::int32_t>(own.ids[i]);
       std::memcpy(own.rows[payload].data() + 4 * i, &id, 4);
     }
   }
   own.stats.resize(static_cast<std::size_t>(own.dispatch.workspace.layout.eplb_experts));
-  for (std::int32_t& value : own.stats) value = static_cast<std::int32_t>(random());
+  for (std::int32_t& value : own.stats)
+    value = static_cast<std::int32_t>(random());
   own.stats_memory.upload(own.stats.data(), 4 * own.stats.size());
 }
 
@@ -295,10 +302,9 @@ void Step::dispatch(int rank) {
                                     own.counts_snapshot.size(), cudaMemcpyDeviceToDevice,
                                     place.stream));
   if (shape_.stats) {
-    MOE_EP_CUDA_CHECK(cudaMemcpyAsync(own.stats_snapshot.data(),
-                                      workspace.own() + workspace.layout.eplb,
-                                      own.stats_snapshot.size(), cudaMemcpyDeviceToDevice,
-                                      place.stream));
+    MOE_EP_CUDA_CHECK(
+        cudaMemcpyAsync(own.stats_snapshot.data(), workspace.own() + workspace.layout.eplb,
+                        own.stats_snapshot.size(), cudaMemcpyDeviceToDevice, place.stream));
   }
 }
 
@@ -311,19 +317,21 @@ void Step::combine(int rank) {
                                       own.expert_memory.size(), cudaMemcpyDeviceToDevice,
                                       place.stream));
   }
-  MOE_EP_CUDA_CHECK(cudaMemsetAsync(own.output_memory.data(), 0xcd, own.output_memory.size(),
-                                    place.stream));
+  MOE_EP_CUDA_CHECK(
+      cudaMemsetAsync(own.output_memory.data(), 0xcd, own.output_memory.size(), place.stream));
   if (own.scale_bytes > 0) {
-    MOE_EP_CUDA_CHECK(cudaMemsetAsync(own.scale_memory.data(), 0xcd, own.scale_memory.size(),
-                                      place.stream));
+    MOE_EP_CUDA_CHECK(
+        cudaMemsetAsync(own.scale_memory.data(), 0xcd, own.scale_memory.size(), place.stream));
   }
-  MOE_EP_CUDA_CHECK(cuda::launch_combine(own.combine, own.output, place.options, place.stream,
-                                         own.tuning));
+  MOE_EP_CUDA_CHECK(
+      cuda::launch_combine(own.combine, own.output, place.options, place.stream, own.tuning));
 }
 
 void Step::run() {
-  for (int rank = 0; rank < rig_.size(); ++rank) dispatch(rank);
-  for (int rank = 0; rank < rig_.size(); ++rank) combine(rank);
+  for (int rank = 0; rank < rig_.size(); ++rank)
+    dispatch(rank);
+  for (int rank = 0; rank < rig_.size(); ++rank)
+    combine(rank);
 }
 
 void Step::check() {

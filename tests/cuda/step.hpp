@@ -1,5 +1,5 @@
-// One random step on all ranks of a rig: inputs, launches, snapshots, and a naive check of every byte
-// that the contract promises.
+// One random step on all ranks of a rig: inputs, launches, snapshots, and a naive check of every
+// byte that the contract promises.
 #pragma once
 
 #include <cstdint>
@@ -19,11 +19,11 @@ struct StepShape {
   int tokens_per_rank = 4;  // T
   int top_k = 2;
   int num_experts = 8;
-  int hidden_bytes = 32;             // of a row of payload 0
-  bool wide_ids = false;             // int64
-  bool ids_converted = true;         // payload 1 is made from topk_ids
-  int weight_bytes = 0;              // of a row of the weights; 0: none
-  std::vector<int> extra_bytes;      // rows of further payloads
+  int hidden_bytes = 32;         // of a row of payload 0
+  bool wide_ids = false;         // int64
+  bool ids_converted = true;     // payload 1 is made from topk_ids
+  int weight_bytes = 0;          // of a row of the weights; 0: none
+  std::vector<int> extra_bytes;  // rows of further payloads
   bool stats = false;
   std::int32_t invalid_expert_id = -1;
   RankMask active;
@@ -45,10 +45,10 @@ struct StepShape {
 struct StepRank {
   int num_tokens = 0;
   bool in_place = false;
-  std::vector<std::int64_t> ids;                // [n, K] as they are
-  std::vector<std::vector<std::byte>> rows;     // [payload] packed rows; ids as they travel
+  std::vector<std::int64_t> ids;             // [n, K] as they are
+  std::vector<std::vector<std::byte>> rows;  // [payload] packed rows; ids as they travel
   std::vector<std::int32_t> stats;
-  std::vector<std::byte> expert_rows;           // [R*T, row] packed, rubbish where no token is
+  std::vector<std::byte> expert_rows;  // [R*T, row] packed, rubbish where no token is
   std::int64_t output_stride = 0;
   std::int64_t scale_bytes = 0;
   float scalar_scale = 1.0f;

@@ -43,21 +43,22 @@ struct WireRow {
       }
       scales.push_back(protocol::fp8_scale(amax));
       const auto encoder = protocol::fp8_encoder(scales.back());
-      for (std::size_t i = first; i < end; ++i) codes[i] = protocol::fp8_encode(row[i], encoder);
+      for (std::size_t i = first; i < end; ++i)
+        codes[i] = protocol::fp8_encode(row[i], encoder);
     }
   }
 };
 
 float sum_of(const std::vector<std::vector<float>>& rows, std::size_t element) {
-  return protocol::sum_element(static_cast<int>(rows.size()), [&](int i) {
-    return rows[static_cast<std::size_t>(i)][element];
-  });
+  return protocol::sum_element(static_cast<int>(rows.size()),
+                               [&](int i) { return rows[static_cast<std::size_t>(i)][element]; });
 }
 
 float wire_sum_of(const std::vector<WireRow>& rows, std::size_t element) {
   const std::size_t block = element / protocol::kFp8BlockElements;
   float max_scale = 0.0f;
-  for (const WireRow& row : rows) max_scale = std::max(max_scale, row.scales[block]);
+  for (const WireRow& row : rows)
+    max_scale = std::max(max_scale, row.scales[block]);
   const float lift = protocol::fp8_lift(max_scale);
   const float sum = protocol::sum_element(static_cast<int>(rows.size()), [&](int i) {
     const WireRow& row = rows[static_cast<std::size_t>(i)];
@@ -132,8 +133,8 @@ void Step::check_arrivals(int rank) {
     const StepRank& from = ranks_[static_cast<std::size_t>(src)];
     for (std::size_t expert = 0; expert < from.stats.size(); ++expert) {
       std::int32_t got = 0;
-      std::memcpy(&got, stats.data() + 4 * (static_cast<std::size_t>(src) * from.stats.size() +
-                                            expert), 4);
+      std::memcpy(
+          &got, stats.data() + 4 * (static_cast<std::size_t>(src) * from.stats.size() + expert), 4);
       const std::int32_t want = shape_.active.test(src) ? from.stats[expert] : 0;
       if (got != want) fail("rank ", rank, ": statistic ", expert, " of rank ", src, " differs");
     }
@@ -146,8 +147,8 @@ void Step::check_sums(int rank) {
   const auto elements = static_cast<std::size_t>(shape_.elements);
   const auto row = static_cast<std::size_t>(shape_.combine_row_bytes());
   const std::size_t size = row / elements;
-  const bool wire = shape_.fp8_wire &&
-                    protocol::fp8_wire_pays(shape_.elements, static_cast<std::int64_t>(size));
+  const bool wire =
+      shape_.fp8_wire && protocol::fp8_wire_pays(shape_.elements, static_cast<std::int64_t>(size));
   std::vector<std::uint8_t> scales;
   if (own.scale_bytes > 0) {
     const auto bytes = own.scale_memory.download();
@@ -175,7 +176,8 @@ void Step::check_sums(int rank) {
       rows.push_back(std::move(values));
     }
     std::vector<float> sums(elements);
-    for (std::size_t i = 0; i < elements; ++i) sums[i] = wire ? wire_sum_of(wires, i) : sum_of(rows, i);
+    for (std::size_t i = 0; i < elements; ++i)
+      sums[i] = wire ? wire_sum_of(wires, i) : sum_of(rows, i);
     const std::byte* got = output.data() + static_cast<std::size_t>(token) *
                                                static_cast<std::size_t>(own.output_stride);
     if (shape_.output == OutputFormat::kPlain) {
@@ -206,8 +208,8 @@ void Step::check_sums(int rank) {
            static_cast<int>(shape_.output));
     }
     for (std::int64_t col = 0; col < cols; ++col) {
-      const auto at = static_cast<std::size_t>(
-          protocol::scale_offset(shape_.sf_layout, token, col, cols));
+      const auto at =
+          static_cast<std::size_t>(protocol::scale_offset(shape_.sf_layout, token, col, cols));
       if (scales[at] != want_scales[static_cast<std::size_t>(col)]) {
         fail("rank ", rank, ": scale ", col, " of token ", token, " differs");
       }
@@ -218,8 +220,8 @@ void Step::check_sums(int rank) {
   const std::int64_t padded_rows = protocol::scale_padded_rows(shape_.sf_layout, own.num_tokens);
   for (std::int64_t r = 0; r < padded_rows; ++r) {
     for (std::int64_t c = r < own.num_tokens ? cols : 0; c < padded_cols; ++c) {
-      if (scales[static_cast<std::size_t>(
-              protocol::scale_offset(shape_.sf_layout, r, c, cols))] != 0) {
+      if (scales[static_cast<std::size_t>(protocol::scale_offset(shape_.sf_layout, r, c, cols))] !=
+          0) {
         fail("rank ", rank, ": padding of the scales at ", r, ", ", c, " is not zero");
       }
     }
@@ -237,7 +239,8 @@ StepShape random_shape(Random& random, int num_ranks, int max_tokens, int eplb_e
   shape.ids_converted = pick(random, 0, 3) != 0;
   shape.weight_bytes = pick(random, 0, 2) == 0 ? 0 : 4 * shape.top_k;
   const int num_extras = pick(random, 0, 2);
-  for (int i = 0; i < num_extras; ++i) shape.extra_bytes.push_back(pick(random, 1, 70));
+  for (int i = 0; i < num_extras; ++i)
+    shape.extra_bytes.push_back(pick(random, 1, 70));
   const std::int64_t room = max_dispatch_row - (shape.dispatch_row_bytes() - shape.hidden_bytes);
   constexpr int kWidths[] = {1, 2, 4, 8, 16, 16, 16};
   const int width = kWidths[pick(random, 0, 6)];

@@ -17,11 +17,12 @@ namespace {
 
 constexpr std::size_t kBytes = 3 << 20;
 
-int device_of(int rank) { return rank % std::max(1, num_gpus()); }
+int device_of(int rank) {
+  return rank % std::max(1, num_gpus());
+}
 
 // Runs `body(rank, comm)` on threads, each with its device current; returns what each threw.
-std::vector<std::string> on_threads(int size,
-                                    const std::function<void(int, CommBackend&)>& body) {
+std::vector<std::string> on_threads(int size, const std::function<void(int, CommBackend&)>& body) {
   LocalGroup group(size, std::chrono::seconds(10));
   std::vector<std::string> failures(static_cast<std::size_t>(size));
   std::vector<std::thread> threads;
@@ -35,13 +36,15 @@ std::vector<std::string> on_threads(int size,
       }
     });
   }
-  for (std::thread& thread : threads) thread.join();
+  for (std::thread& thread : threads)
+    thread.join();
   return failures;
 }
 
 std::vector<int> all_of(int size) {
   std::vector<int> members;
-  for (int rank = 0; rank < size; ++rank) members.push_back(rank);
+  for (int rank = 0; rank < size; ++rank)
+    members.push_back(rank);
   return members;
 }
 
@@ -55,15 +58,15 @@ void expect_shared(SymmetricWorkspace& workspace, CommBackend& comm) {
   const int size = workspace.num_ranks();
   for (int peer = 0; peer < size; ++peer) {
     const int mark = 100 * workspace.rank() + peer;
-    MOE_EP_CUDA_CHECK(cudaMemcpy(workspace.slice(peer) + 4 * workspace.rank(), &mark, 4,
-                                 cudaMemcpyHostToDevice));
+    MOE_EP_CUDA_CHECK(
+        cudaMemcpy(workspace.slice(peer) + 4 * workspace.rank(), &mark, 4, cudaMemcpyHostToDevice));
   }
   MOE_EP_CUDA_CHECK(cudaDeviceSynchronize());
   comm.barrier();
   for (int peer = 0; peer < size; ++peer) {
     int got = 0;
-    MOE_EP_CUDA_CHECK(cudaMemcpy(&got, workspace.slice(workspace.rank()) + 4 * peer, 4,
-                                 cudaMemcpyDeviceToHost));
+    MOE_EP_CUDA_CHECK(
+        cudaMemcpy(&got, workspace.slice(workspace.rank()) + 4 * peer, 4, cudaMemcpyDeviceToHost));
     if (got != 100 * peer + workspace.rank()) throw std::runtime_error("a mark is not there");
   }
   comm.barrier();
@@ -92,13 +95,13 @@ TEST_F(WorkspaceGpuTest, EverySliceIsMappedOnEveryRankAndZero) {
     comm.barrier();
     expect_shared(*workspace, comm);
   });
-  for (const std::string& failure : failures) EXPECT_EQ(failure, "");
+  for (const std::string& failure : failures)
+    EXPECT_EQ(failure, "");
 }
 
 TEST_F(WorkspaceGpuTest, OneRanksFailureIsEveryRanksError) {
-  const auto failures = on_threads(3, [](int rank, CommBackend& comm) {
-    make(comm, kBytes, rank == 1 ? 77 : device_of(rank));
-  });
+  const auto failures = on_threads(
+      3, [](int rank, CommBackend& comm) { make(comm, kBytes, rank == 1 ? 77 : device_of(rank)); });
   for (const std::string& failure : failures) {
     EXPECT_NE(failure.find("rank 1"), std::string::npos) << failure;
     EXPECT_EQ(failure, failures[0]);
@@ -107,9 +110,8 @@ TEST_F(WorkspaceGpuTest, OneRanksFailureIsEveryRanksError) {
     make(comm, rank == 1 ? 2 * kBytes : kBytes, device_of(rank));
   });
   EXPECT_NE(sizes[0].find("same size"), std::string::npos) << sizes[0];
-  const auto too_large = on_threads(2, [](int rank, CommBackend& comm) {
-    make(comm, std::size_t{1} << 42, device_of(rank));
-  });
+  const auto too_large = on_threads(
+      2, [](int rank, CommBackend& comm) { make(comm, std::size_t{1} << 42, device_of(rank)); });
   EXPECT_NE(too_large[0].find("cuMemCreate"), std::string::npos) << too_large[0];
 }
 
@@ -132,7 +134,8 @@ TEST_F(WorkspaceGpuTest, CheckpointsFreeMemoryAndKeepAddresses) {
     if (workspace->base() != base) throw std::runtime_error("the addresses have changed");
     expect_shared(*workspace, comm);
   });
-  for (const std::string& failure : failures) EXPECT_EQ(failure, "");
+  for (const std::string& failure : failures)
+    EXPECT_EQ(failure, "");
 }
 
 TEST_F(WorkspaceGpuTest, AReplacedMemberIsMappedAtTheOldAddresses) {
@@ -160,7 +163,8 @@ TEST_F(WorkspaceGpuTest, AReplacedMemberIsMappedAtTheOldAddresses) {
     if (workspace->id() == old_id) throw std::runtime_error("the id is the old one");
     expect_shared(*workspace, comm);
   });
-  for (const std::string& failure : failures) EXPECT_EQ(failure, "");
+  for (const std::string& failure : failures)
+    EXPECT_EQ(failure, "");
 }
 
 TEST_F(WorkspaceGpuTest, NothingIsLeftAfterManyRounds) {
@@ -179,7 +183,8 @@ TEST_F(WorkspaceGpuTest, NothingIsLeftAfterManyRounds) {
   round(false);
   round(true);
   const std::size_t before = free_bytes();
-  for (int index = 0; index < 20; ++index) round(index % 2 == 1);
+  for (int index = 0; index < 20; ++index)
+    round(index % 2 == 1);
   EXPECT_EQ(free_bytes(), before);
 }
 

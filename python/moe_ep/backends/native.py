@@ -25,8 +25,7 @@ from ..workspace_communication import WorkspaceCommunication
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from typing_extensions import Self
+    from typing import Self
 
     from ..backend_config import BackendConfig
     from ..comm.protocol import CommBackend

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 __all__ = ["LEGEND", "make_table", "make_title"]
 
 LEGEND = (
-    "Medians in us (k: thousand); p90, p99 and ranks (smallest and largest median of a rank) are the pair's. "
+    "Medians in us (k: thousand); p90, p99 and ranks (smallest and largest median of a rank) are "
+    "the pair's. "
     "GB/s: physical bytes out of a rank in a pair. /memcpy: pair over a memcpy of the same bytes. "
     "Gloo/, wire/: the same step over all_to_all_single, and its exchanges alone, over the pair."
 )

@@ -1,8 +1,8 @@
 // The protocol's element codecs with the conversion instructions of the device.
 //
-// Same values as protocol/payload.hpp and small_float.hpp, bit for bit, except that a NaN result may
-// have another sign and payload where the protocol leaves that open (plain codecs; e4m3 has one NaN
-// code on both sides). Source of the instructions' rounding: PTX ISA 9.0, "cvt": .rn rounds to
+// Same values as protocol/payload.hpp and small_float.hpp, bit for bit, except that a NaN result
+// may have another sign and payload where the protocol leaves that open (plain codecs; e4m3 has one
+// NaN code on both sides). Source of the instructions' rounding: PTX ISA 9.0, "cvt": .rn rounds to
 // nearest even, .satfinite turns what lies beyond 448 into +-448 and NaN into 0x7f.
 #pragma once
 
@@ -67,8 +67,7 @@ __device__ __forceinline__ float element_of(const uint4& vector, int i) {
 // Four e4m3 codes of four floats, the first in the lowest byte. Infinities must be gone already.
 __device__ __forceinline__ std::uint32_t pack_e4m3(float a, float b, float c, float d) {
   const std::uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
-  const std::uint32_t high =
-      __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
+  const std::uint32_t high = __nv_cvt_float2_to_fp8x2(make_float2(c, d), __NV_SATFINITE, __NV_E4M3);
   return high << 16 | low;
 }
 

@@ -74,7 +74,8 @@ __device__ __forceinline__ Fp8Codes<Wide> encode_unit(const std::byte* row, std:
   }
   std::uint32_t amax = 0;
 #pragma unroll
-  for (int i = 0; i < kValues; ++i) amax = max(amax, protocol::fp8_amax_bits(values[i]));
+  for (int i = 0; i < kValues; ++i)
+    amax = max(amax, protocol::fp8_amax_bits(values[i]));
 #pragma unroll
   for (int distance = 1; distance < kBlockLanes; distance *= 2) {
     amax = max(amax, __shfl_xor_sync(~0u, amax, distance));
@@ -86,9 +87,8 @@ __device__ __forceinline__ Fp8Codes<Wide> encode_unit(const std::byte* row, std:
   for (int i = 0; i < kValues; ++i) {
     const float scaled =
         protocol::mul_rn(protocol::mul_rn(values[i], encoder.lift), encoder.inverse);
-    values[i] = protocol::is_finite(values[i])
-                    ? scaled
-                    : protocol::bits_float(protocol::kQuietNanBits);
+    values[i] =
+        protocol::is_finite(values[i]) ? scaled : protocol::bits_float(protocol::kQuietNanBits);
   }
 #pragma unroll
   for (int word = 0; word < kValues / 4; ++word) {
@@ -128,8 +128,8 @@ __device__ __forceinline__ void for_block_leader(std::int32_t first, std::int32_
 
 // A whole unit of a wire row that does not overlap the plain row.
 template <class Codec, bool Wide>
-__device__ __forceinline__ void encode_to(std::byte* wire, const std::byte* row,
-                                          std::int32_t first, std::int32_t elements) {
+__device__ __forceinline__ void encode_to(std::byte* wire, const std::byte* row, std::int32_t first,
+                                          std::int32_t elements) {
   const auto codes = encode_unit<Codec, Wide>(row, first, elements);
   store_codes<Wide>(codes, wire, first, elements);
   for_block_leader<Wide>(first, elements, [&](std::int32_t block) {
@@ -137,9 +137,9 @@ __device__ __forceinline__ void encode_to(std::byte* wire, const std::byte* row,
   });
 }
 
-// Encodes a row where it lies. The whole block of threads; `scales` is shared memory for one float a
-// block of elements. Codes are half as long as elements or shorter, so that they never overtake the
-// elements still to be read, but scales would: they wait in shared memory until all are read.
+// Encodes a row where it lies. The whole block of threads; `scales` is shared memory for one float
+// a block of elements. Codes are half as long as elements or shorter, so that they never overtake
+// the elements still to be read, but scales would: they wait in shared memory until all are read.
 template <class Codec, bool Wide>
 __device__ __forceinline__ void encode_in_place(std::byte* row, std::int32_t elements,
                                                 float* scales) {

@@ -3,7 +3,8 @@
 // Every word that crosses ranks goes through here with system scope: a peer may be another GPU. The
 // instructions and their meaning: PTX ISA 9.0, "Memory Consistency Model" (scopes, release and
 // acquire patterns, and causality order, which is transitive: a barrier of the block followed by
-// one thread's fence_sys() orders the stores of all threads of the block before that thread's flag).
+// one thread's fence_sys() orders the stores of all threads of the block before that thread's
+// flag).
 //
 // A flag and what it announces are one aligned 64-bit word where they can be (PeerLine): a single
 // 64-bit access is atomic, so the announcement needs no fence of its own.
@@ -20,7 +21,9 @@ namespace moe_ep::cuda {
 using protocol::Epoch;
 
 // All that this thread did or has observed, before all that it does next, for every observer.
-__device__ __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+__device__ __forceinline__ void fence_sys() {
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+}
 
 __device__ __forceinline__ void store_release(std::uint32_t* word, std::uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
@@ -94,7 +97,8 @@ struct DeviceMemory {
   const std::uint32_t* failed = nullptr;
 
   __device__ void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes) const {
-    for (std::int64_t at = 0; at < bytes; ++at) to[at] = from[at];
+    for (std::int64_t at = 0; at < bytes; ++at)
+      to[at] = from[at];
   }
   __device__ void store_release(std::uint32_t* word, std::uint32_t value) const {
     cuda::store_release(word, value);

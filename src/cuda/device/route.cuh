@@ -2,8 +2,8 @@
 //
 // A lane holds one token and a bit for every rank it visits; a ballot over one rank's bit gives the
 // tokens of the warp that go there, in order. The row of a token at a rank is the number of earlier
-// tokens that go there: those of earlier groups of 32, plus the lower lanes' bits of the ballot. The
-// result is that of protocol::route_tokens, without a counter that anybody races for.
+// tokens that go there: those of earlier groups of 32, plus the lower lanes' bits of the ballot.
+// The result is that of protocol::route_tokens, without a counter that anybody races for.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +39,9 @@ struct FastOwnership {
 
   __device__ __forceinline__ std::int32_t owner(std::int32_t id) const {
     const auto divide = [](std::int32_t value, std::int32_t divisor, std::uint32_t magic) {
-      return magic != 0 ? static_cast<std::int32_t>(
-                              __umulhi(static_cast<std::uint32_t>(value), magic))
-                        : value / divisor;
+      return magic != 0
+                 ? static_cast<std::int32_t>(__umulhi(static_cast<std::uint32_t>(value), magic))
+                 : value / divisor;
     };
     if (id < num_large) return divide(id, ownership.base + 1, large_magic);
     return ownership.rem + divide(id - num_large, ownership.base, small_magic);
@@ -74,7 +74,8 @@ __device__ __forceinline__ RankBits<Words> ranks_of_token(const protocol::Dispat
   for (std::int32_t first = 0; first < params.top_k; first += kBatch) {
     std::int64_t batch[kBatch];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) batch[i] = first + i < params.top_k ? ids[first + i] : -1;
+    for (int i = 0; i < kBatch; ++i)
+      batch[i] = first + i < params.top_k ? ids[first + i] : -1;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (!ownership.ownership.is_void(batch[i])) {
@@ -83,12 +84,14 @@ __device__ __forceinline__ RankBits<Words> ranks_of_token(const protocol::Dispat
     }
   }
 #pragma unroll
-  for (int word = 0; word < Words; ++word) ranks.words[word] &= active.words[word];
+  for (int word = 0; word < Words; ++word)
+    ranks.words[word] &= active.words[word];
   return ranks;
 }
 
-// Calls `visit(word, bit, ballot)` for every rank 32 * word + bit: the lanes of the warp whose token
-// goes there. `word` is an integral constant, so that arrays indexed with it stay in registers.
+// Calls `visit(word, bit, ballot)` for every rank 32 * word + bit: the lanes of the warp whose
+// token goes there. `word` is an integral constant, so that arrays indexed with it stay in
+// registers.
 template <int Words, class Visit>
 __device__ __forceinline__ void for_each_ballot(const RankBits<Words>& ranks,
                                                 std::int32_t num_ranks, Visit&& visit) {

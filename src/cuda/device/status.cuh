@@ -29,8 +29,7 @@ struct StepState {
 
 // One thread. `describe(status)` fills in what there is to say, straight into the record.
 template <class Describe>
-__device__ __forceinline__ void record_failure(protocol::SliceHeader* header,
-                                               FailureRecord* record,
+__device__ __forceinline__ void record_failure(protocol::SliceHeader* header, FailureRecord* record,
                                                protocol::StepResult result, Phase phase,
                                                Epoch epoch, Describe&& describe) {
   if (atomicCAS(&header->failed, 0u, 1u) != 0u || record == nullptr) return;
@@ -43,9 +42,8 @@ __device__ __forceinline__ void record_failure(protocol::SliceHeader* header,
 
 // One thread: `missing` (RankMask or SharedMask) did not come in time.
 template <class Mask>
-__device__ __forceinline__ void record_timeout(protocol::SliceHeader* header,
-                                               FailureRecord* record, Phase phase, Epoch epoch,
-                                               const Mask& missing) {
+__device__ __forceinline__ void record_timeout(protocol::SliceHeader* header, FailureRecord* record,
+                                               Phase phase, Epoch epoch, const Mask& missing) {
   record_failure(header, record, protocol::StepResult::kTimeout, phase, epoch,
                  [&](protocol::StepStatus& status) {
 #pragma unroll
@@ -56,12 +54,9 @@ __device__ __forceinline__ void record_timeout(protocol::SliceHeader* header,
 }
 
 // One thread: `peer` announced `got` where this rank expects `want`.
-__device__ __forceinline__ void record_difference(protocol::SliceHeader* header,
-                                                  FailureRecord* record,
-                                                  protocol::StepResult result, Phase phase,
-                                                  Epoch epoch, std::int32_t peer,
-                                                  std::int32_t field, std::int64_t want,
-                                                  std::int64_t got) {
+__device__ __forceinline__ void record_difference(
+    protocol::SliceHeader* header, FailureRecord* record, protocol::StepResult result, Phase phase,
+    Epoch epoch, std::int32_t peer, std::int32_t field, std::int64_t want, std::int64_t got) {
   record_failure(header, record, result, phase, epoch, [&](protocol::StepStatus& status) {
     status.peer = peer;
     status.field = field;

@@ -48,12 +48,14 @@ __device__ __forceinline__ void store_plain(std::byte* to, const float (&sum)[El
   } else if constexpr (kSize == 4) {
     std::uint32_t words[Elements];
 #pragma unroll
-    for (int i = 0; i < Elements; ++i) words[i] = Codec::from_float(sum[i]);
+    for (int i = 0; i < Elements; ++i)
+      words[i] = Codec::from_float(sum[i]);
     store_bytes<4 * Elements>(to, words, wide);
   } else {
     std::uint32_t words[Elements / 2];
 #pragma unroll
-    for (int i = 0; i < Elements; i += 2) words[i / 2] = Codec::pack(sum[i], sum[i + 1]);
+    for (int i = 0; i < Elements; i += 2)
+      words[i / 2] = Codec::pack(sum[i], sum[i + 1]);
     store_bytes<2 * Elements>(to, words, wide);
   }
 }
@@ -65,7 +67,8 @@ __device__ __forceinline__ void store_codes(std::byte* to, const std::uint8_t (&
   if constexpr (Format::kElementsPerByte == 1) {
     std::uint32_t words[(Elements + 3) / 4] = {};
 #pragma unroll
-    for (int i = 0; i < Elements; ++i) words[i / 4] |= std::uint32_t{codes[i]} << (i % 4 * 8);
+    for (int i = 0; i < Elements; ++i)
+      words[i / 4] |= std::uint32_t{codes[i]} << (i % 4 * 8);
     if (valid) store_bytes<Elements>(to, words, wide);
   } else if constexpr (Elements == 1) {
     const std::uint32_t own = valid ? codes[0] : 0;
@@ -74,7 +77,8 @@ __device__ __forceinline__ void store_codes(std::byte* to, const std::uint8_t (&
   } else {
     std::uint32_t words[(Elements / 2 + 3) / 4] = {};
 #pragma unroll
-    for (int i = 0; i < Elements; ++i) words[i / 8] |= std::uint32_t{codes[i]} << (i % 8 * 4);
+    for (int i = 0; i < Elements; ++i)
+      words[i / 8] |= std::uint32_t{codes[i]} << (i % 8 * 4);
     if (valid) store_bytes<Elements / 2>(to, words, wide);
   }
 }
@@ -82,14 +86,15 @@ __device__ __forceinline__ void store_codes(std::byte* to, const std::uint8_t (&
 template <class Format, int Elements>
 __device__ __forceinline__ void store_quantised(const CombineOutput& output, std::int64_t token,
                                                 std::int32_t first, bool valid,
-                                                std::int32_t elements,
-                                                const float (&sum)[Elements], bool wide) {
+                                                std::int32_t elements, const float (&sum)[Elements],
+                                                bool wide) {
   constexpr int kBlock = Format::kBlockElements;
   static_assert(kBlock % Elements == 0 && kBlock / Elements <= kWarp);
   protocol::BlockAmax amax;
   if (valid) {
 #pragma unroll
-    for (int i = 0; i < Elements; ++i) amax.add(sum[i]);
+    for (int i = 0; i < Elements; ++i)
+      amax.add(sum[i]);
   }
 #pragma unroll
   for (int distance = 1; distance < kBlock / Elements; distance *= 2) {
@@ -101,7 +106,8 @@ __device__ __forceinline__ void store_quantised(const CombineOutput& output, std
   const std::uint8_t scale = Format::scale(amax, output.scalar_scale);
   std::uint8_t codes[Elements];
 #pragma unroll
-  for (int i = 0; i < Elements; ++i) codes[i] = Format::value(sum[i], scale, output.scalar_scale);
+  for (int i = 0; i < Elements; ++i)
+    codes[i] = Format::value(sum[i], scale, output.scalar_scale);
   store_codes<Format>(output.rows + token * output.stride + first / Format::kElementsPerByte, codes,
                       valid, first % 2 == 0, wide);
   if (valid && first % kBlock == 0) {

@@ -4,8 +4,9 @@
 // register group. The width is the same for a whole warp and chosen by the host: the largest power
 // of two up to 16 that divides every address, stride and row size involved (row_width).
 //
-// Loads bypass L1: rows are read once, and rows of peers must not be found there. Loads, too, clobber
-// memory for the compiler: it then keeps them behind the barrier or the wait that they depend on.
+// Loads bypass L1: rows are read once, and rows of peers must not be found there. Loads, too,
+// clobber memory for the compiler: it then keeps them behind the barrier or the wait that they
+// depend on.
 #pragma once
 
 #include <cstddef>
@@ -24,9 +25,15 @@ MOE_EP_HD constexpr std::int32_t row_width(std::uint64_t all_or_ed) {
   return lowest == 0 || lowest > 16 ? 16 : static_cast<std::int32_t>(lowest);
 }
 
-__device__ __forceinline__ int lane_id() { return static_cast<int>(threadIdx.x) % kWarp; }
-__device__ __forceinline__ int warp_id() { return static_cast<int>(threadIdx.x) / kWarp; }
-__device__ __forceinline__ int num_warps() { return static_cast<int>(blockDim.x) / kWarp; }
+__device__ __forceinline__ int lane_id() {
+  return static_cast<int>(threadIdx.x) % kWarp;
+}
+__device__ __forceinline__ int warp_id() {
+  return static_cast<int>(threadIdx.x) / kWarp;
+}
+__device__ __forceinline__ int num_warps() {
+  return static_cast<int>(blockDim.x) / kWarp;
+}
 
 template <int Width>
 __device__ __forceinline__ uint4 load_vector(const std::byte* from) {
@@ -45,17 +52,11 @@ __device__ __forceinline__ uint4 load_vector(const std::byte* from) {
     asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v.x) : "l"(from) : "memory");
   } else if constexpr (Width == 2) {
     std::uint16_t narrow;
-    asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];"
-                 : "=h"(narrow)
-                 : "l"(from)
-                 : "memory");
+    asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(narrow) : "l"(from) : "memory");
     v.x = narrow;
   } else {
     std::uint16_t narrow;
-    asm volatile("ld.global.L1::no_allocate.u8 %0, [%1];"
-                 : "=h"(narrow)
-                 : "l"(from)
-                 : "memory");
+    asm volatile("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(narrow) : "l"(from) : "memory");
     v.x = narrow;
   }
   return v;
@@ -64,8 +65,8 @@ __device__ __forceinline__ uint4 load_vector(const std::byte* from) {
 template <int Width>
 __device__ __forceinline__ void store_vector(std::byte* to, const uint4& v) {
   if constexpr (Width == 16) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y),
-                 "r"(v.z), "r"(v.w)
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
                  : "memory");
   } else if constexpr (Width == 8) {
     asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
@@ -95,11 +96,21 @@ struct Piece {
 template <class Body>
 __device__ __forceinline__ void with_width(std::int32_t width, Body&& body) {
   switch (width) {
-    case 16: body(std::integral_constant<int, 16>{}); break;
-    case 8: body(std::integral_constant<int, 8>{}); break;
-    case 4: body(std::integral_constant<int, 4>{}); break;
-    case 2: body(std::integral_constant<int, 2>{}); break;
-    default: body(std::integral_constant<int, 1>{}); break;
+    case 16:
+      body(std::integral_constant<int, 16>{});
+      break;
+    case 8:
+      body(std::integral_constant<int, 8>{});
+      break;
+    case 4:
+      body(std::integral_constant<int, 4>{});
+      break;
+    case 2:
+      body(std::integral_constant<int, 2>{});
+      break;
+    default:
+      body(std::integral_constant<int, 1>{});
+      break;
   }
 }
 
@@ -112,7 +123,8 @@ __device__ __forceinline__ void load_piece(Piece<Vectors>& piece, const std::byt
     constexpr int kWidth = decltype(constant)::value;
 #pragma unroll
     for (int i = 0; i < Vectors; ++i) {
-      const std::uint32_t at = offset + static_cast<std::uint32_t>((i * kWarp + lane_id()) * kWidth);
+      const std::uint32_t at =
+          offset + static_cast<std::uint32_t>((i * kWarp + lane_id()) * kWidth);
       if (at < row_bytes) piece.vectors[i] = load_vector<kWidth>(row + at);
     }
   });
@@ -126,7 +138,8 @@ __device__ __forceinline__ void store_piece(const Piece<Vectors>& piece, std::by
     constexpr int kWidth = decltype(constant)::value;
 #pragma unroll
     for (int i = 0; i < Vectors; ++i) {
-      const std::uint32_t at = offset + static_cast<std::uint32_t>((i * kWarp + lane_id()) * kWidth);
+      const std::uint32_t at =
+          offset + static_cast<std::uint32_t>((i * kWarp + lane_id()) * kWidth);
       if (at < row_bytes) store_vector<kWidth>(row + at, piece.vectors[i]);
     }
   });

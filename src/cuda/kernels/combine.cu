@@ -8,14 +8,21 @@ namespace {
 
 CombineVariant variant_for(std::int32_t format, bool fp8, bool wide, bool quantised) {
   switch (format & ~protocol::kCombineFp8Wire) {
-    case protocol::kCombineBf16: return combine_bf16(fp8, wide, quantised);
-    case protocol::kCombineFp16: return combine_fp16(fp8, wide, quantised);
-    default: return combine_fp32(fp8, wide, quantised);
+    case protocol::kCombineBf16:
+      return combine_bf16(fp8, wide, quantised);
+    case protocol::kCombineFp16:
+      return combine_fp16(fp8, wide, quantised);
+    default:
+      return combine_fp32(fp8, wide, quantised);
   }
 }
 
-std::uint64_t bits_of(const void* pointer) { return reinterpret_cast<std::uint64_t>(pointer); }
-std::uint64_t bits_of(std::int64_t value) { return static_cast<std::uint64_t>(value); }
+std::uint64_t bits_of(const void* pointer) {
+  return reinterpret_cast<std::uint64_t>(pointer);
+}
+std::uint64_t bits_of(std::int64_t value) {
+  return static_cast<std::uint64_t>(value);
+}
 
 constexpr std::int64_t kMaxUnits = std::int64_t{1} << 30;  // numbered in 32 bits
 
@@ -27,8 +34,10 @@ constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t by) {
 std::int32_t chunk_shift(std::int64_t row_bytes, std::int64_t chunk_bytes) {
   constexpr std::int32_t kMaxShift = 6;
   std::int32_t shift = 0;
-  while ((1 << shift) < protocol::kMinChunkRows) ++shift;
-  while (shift < kMaxShift && (row_bytes << shift) < chunk_bytes) ++shift;
+  while ((1 << shift) < protocol::kMinChunkRows)
+    ++shift;
+  while (shift < kMaxShift && (row_bytes << shift) < chunk_bytes)
+    ++shift;
   return shift;
 }
 
@@ -57,8 +66,7 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   args.landing_begin = workspace.layout.combine + protocol::align_up(rows * params.row_bytes);
   args.landing_end = workspace.layout.slice_bytes / protocol::kAlign * protocol::kAlign;
   args.chunk_shift = chunk_shift(wire_bytes, tuning.chunk_bytes);
-  args.num_tiles =
-      static_cast<std::int32_t>(ceil_div(params.tokens_per_rank, args.chunk_rows()));
+  args.num_tiles = static_cast<std::int32_t>(ceil_div(params.tokens_per_rank, args.chunk_rows()));
   args.lag = tuning.lag;
   args.push = workspace.layout.num_ranks > 1 && tuning.push_bytes >= 0 &&
               params.tokens_per_rank * wire_bytes >= tuning.push_bytes;
@@ -99,8 +107,8 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
     args.units_per_token = 1;
   }
   if (!args.push) {
-    const std::int64_t sums = ceil_div(
-        static_cast<std::int64_t>(params.num_tokens) * args.units_per_token, warps);
+    const std::int64_t sums =
+        ceil_div(static_cast<std::int64_t>(params.num_tokens) * args.units_per_token, warps);
     const std::int64_t tiles = args.place ? args.num_tiles : 1;
     const std::int64_t useful = sums > tiles ? sums : tiles;
     if (blocks > useful) blocks = static_cast<std::int32_t>(useful);

@@ -17,9 +17,9 @@
 // **Why tiles cannot wait in a circle.** Blocks wait only in sums, and for rows that another rank's
 // block pushes. Tile i of a rank's tokens needs rows of tiles <= i of every peer, because a token's
 // row number is at most its own number. A block pushes tile i before it sums any tile >= i, and may
-// have to sum only tiles < i before. So push(i) waits for sum(j), j < i, which waits for push(<= j):
-// the numbers fall, and push(0) waits for nothing but that all ranks have entered. All blocks of all
-// ranks of a GPU are resident or can be (launch.hpp), so each of them gets there.
+// have to sum only tiles < i before. So push(i) waits for sum(j), j < i, which waits for push(<=
+// j): the numbers fall, and push(0) waits for nothing but that all ranks have entered. All blocks
+// of all ranks of a GPU are resident or can be (launch.hpp), so each of them gets there.
 //
 // Choosing between the two ways depends only on values that all ranks share.
 #pragma once
@@ -32,12 +32,12 @@ namespace moe_ep::cuda {
 
 // What measurements choose; the defaults are theirs (docs, "cuda_pair").
 struct CombineTuning {
-  std::int64_t push_bytes = 4 << 20;  // peers push when T x row bytes is at least this; -1: never
-  std::int32_t min_push_sms = 48;     // with fewer multiprocessors a rank pulls
-  std::int32_t lag = 1;               // tiles pushed ahead of the one summed, per block
+  std::int64_t push_bytes = 4 << 20;    // peers push when T x row bytes is at least this; -1: never
+  std::int32_t min_push_sms = 48;       // with fewer multiprocessors a rank pulls
+  std::int32_t lag = 1;                 // tiles pushed ahead of the one summed, per block
   std::int64_t chunk_bytes = 16 << 10;  // a chunk has at least so many, within its bounds
-  std::int32_t threads = 1024;        // of a block; a power of two
-  std::int32_t pull_blocks = 0;       // at most, when nothing is pushed; 0: no bound
+  std::int32_t threads = 1024;          // of a block; a power of two
+  std::int32_t pull_blocks = 0;         // at most, when nothing is pushed; 0: no bound
 };
 
 // Enqueues one rank's combine. `params.active` is not used: the mask is that of the dispatch.

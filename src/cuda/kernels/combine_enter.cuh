@@ -58,15 +58,15 @@ __device__ __forceinline__ void announce(const CombineTables& tables, const Comb
     store_release(tagged_word(&line->combine_flag), tagged(epoch, code));
     if (!args.push) continue;
     const std::int64_t landing = tables.landing_in[peer];
-    store_release(tagged_word(&line->landing_flag),
-                  tagged(epoch, landing < 0 ? protocol::kNoLanding
-                                            : static_cast<std::uint32_t>(landing /
-                                                                         protocol::kAlign)));
+    store_release(
+        tagged_word(&line->landing_flag),
+        tagged(epoch, landing < 0 ? protocol::kNoLanding
+                                  : static_cast<std::uint32_t>(landing / protocol::kAlign)));
   }
 }
 
-// Awaits all active peers' entries and checks that they combine alike; keeps what they announce. One
-// warp. False, with the failure recorded, if some did not come or differ.
+// Awaits all active peers' entries and checks that they combine alike; keeps what they announce.
+// One warp. False, with the failure recorded, if some did not come or differ.
 __device__ inline bool await_entries(CombineTables& tables, const CombineArgs& args,
                                      const CombineStep& step) {
   const protocol::Workspace& workspace = args.params.workspace;
@@ -94,13 +94,13 @@ __device__ inline bool await_entries(CombineTables& tables, const CombineArgs& a
         code &= ~protocol::kRowsPlaced;
         const bool same_size =
             protocol::combine_code_row_bytes(code) == protocol::combine_code_row_bytes(want);
-        record_difference(
-            header, args.record, protocol::StepResult::kMismatch, Phase::kCombine, step.epoch, peer,
-            static_cast<std::int32_t>(same_size ? protocol::CombineField::kFormat
-                                                : protocol::CombineField::kRowBytes),
-            same_size ? args.params.format : args.params.row_bytes,
-            same_size ? protocol::combine_code_format(code)
-                      : protocol::combine_code_row_bytes(code));
+        record_difference(header, args.record, protocol::StepResult::kMismatch, Phase::kCombine,
+                          step.epoch, peer,
+                          static_cast<std::int32_t>(same_size ? protocol::CombineField::kFormat
+                                                              : protocol::CombineField::kRowBytes),
+                          same_size ? args.params.format : args.params.row_bytes,
+                          same_size ? protocol::combine_code_format(code)
+                                    : protocol::combine_code_row_bytes(code));
       }
       return false;
     }

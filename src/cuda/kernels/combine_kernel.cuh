@@ -1,5 +1,5 @@
-// The combine kernel (combine.hpp) and its variants for one element type. Each type is compiled in a
-// file of its own.
+// The combine kernel (combine.hpp) and its variants for one element type. Each type is compiled in
+// a file of its own.
 #pragma once
 
 #include <type_traits>
@@ -15,8 +15,8 @@ namespace moe_ep::cuda {
 template <class Codec, bool Fp8, bool Wide, bool Quantised>
 __global__ void __launch_bounds__(kMaxBlockThreads, 1)
     combine_kernel(const __grid_constant__ CombineArgs args) {
-  using Sum = std::conditional_t<Fp8, Fp8Sum<Codec, Wide, Quantised>,
-                                 PlainSum<Codec, Wide, Quantised>>;
+  using Sum =
+      std::conditional_t<Fp8, Fp8Sum<Codec, Wide, Quantised>, PlainSum<Codec, Wide, Quantised>>;
   __shared__ CombineTables tables;
   extern __shared__ float scales[];
   const protocol::CombineParams& params = args.params;

@@ -24,8 +24,8 @@ __device__ __forceinline__ TileTarget tile_target(const CombineTables& tables,
   target.num_rows = left < args.chunk_rows() ? left : args.chunk_rows();
   if (tables.landing_out[peer] >= 0) {
     target.stride = args.wire_stride;
-    target.rows = args.params.workspace.slice(peer) + tables.landing_out[peer] +
-                  first * args.wire_stride;
+    target.rows =
+        args.params.workspace.slice(peer) + tables.landing_out[peer] + first * args.wire_stride;
   } else if (args.place) {
     target.stride = args.params.row_bytes;
     target.rows = args.params.row(args.params.workspace.rank, peer, first);

@@ -1,8 +1,8 @@
 // Third part of a combine: one token's rows, awaited and added.
 //
-// A warp owns a unit: a range of one token's elements. It finds where the token's rows lie, waits for
-// those that come in chunks, and adds them in ascending rank order. Rows are taken kBatch at a time,
-// so that as many loads are on their way; the additions of an element stay in order.
+// A warp owns a unit: a range of one token's elements. It finds where the token's rows lie, waits
+// for those that come in chunks, and adds them in ascending rank order. Rows are taken kBatch at a
+// time, so that as many loads are on their way; the additions of an element stay in order.
 #pragma once
 
 #include "cuda/device/await.cuh"
@@ -59,9 +59,9 @@ __device__ inline TokenSources find_sources(CombineTables& tables, const Combine
       list[index] = args.own_row(me, hop.row);
     } else if (mine) {
       const bool lands = args.push && tables.landing_in[hop.rank] >= 0;
-      list[index] = lands ? workspace.own() + tables.landing_in[hop.rank] +
-                                hop.row * args.wire_stride
-                          : args.params.row(hop.rank, me, hop.row);
+      list[index] = lands
+                        ? workspace.own() + tables.landing_in[hop.rank] + hop.row * args.wire_stride
+                        : args.params.row(hop.rank, me, hop.row);
       const bool chunks = args.push ? lands || !tables.placed.test(hop.rank)
                                     : comes_in_chunks(args, step, hop.rank, ok);
       if (ok && chunks) {
@@ -161,16 +161,15 @@ struct Fp8Sum {
     const std::int64_t scale_at = protocol::fp8_scales_offset(elements) + 4 * block;
     Fp8Codes<Wide> own{};
     if (found.own >= 0) {
-      const std::int32_t begin = Wide ? first : first / protocol::kFp8BlockElements *
-                                                    protocol::kFp8BlockElements;
+      const std::int32_t begin =
+          Wide ? first : first / protocol::kFp8BlockElements * protocol::kFp8BlockElements;
       own = encode_unit<Codec, Wide>(list[found.own], begin, elements);
       if (!Wide) own.words[0] >>= 8 * ((first - begin) / kWarp);
     }
     float max_scale = 0.0f;
     for (std::int32_t row = 0; row < found.count; ++row) {
       if (!valid) break;
-      const float scale =
-          row == found.own ? own.scale : load_scale(list[row] + scale_at, Wide);
+      const float scale = row == found.own ? own.scale : load_scale(list[row] + scale_at, Wide);
       max_scale = max_scale < scale ? scale : max_scale;
     }
     const float lift = protocol::fp8_lift(max_scale);
@@ -185,7 +184,8 @@ struct Fp8Sum {
       float scale = own.scale;
       if (row == found.own) {
         codes.x = own.words[0];
-        if constexpr (Wide) codes = make_uint4(own.words[0], own.words[1], own.words[2], own.words[3]);
+        if constexpr (Wide)
+          codes = make_uint4(own.words[0], own.words[1], own.words[2], own.words[3]);
       } else {
         codes = load_vector<kElements>(list[row] + element);
         scale = load_scale(list[row] + scale_at, Wide);
@@ -205,7 +205,8 @@ struct Fp8Sum {
       }
     }
 #pragma unroll
-    for (int i = 0; i < kElements; ++i) sum[i] = protocol::fp8_unlift(sum[i], lift);
+    for (int i = 0; i < kElements; ++i)
+      sum[i] = protocol::fp8_unlift(sum[i], lift);
     store_sums<Quantised>(args.output, token, element, valid, elements, sum, args.wide_output);
   }
 };

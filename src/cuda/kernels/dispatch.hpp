@@ -25,7 +25,8 @@ struct DispatchTuning {
   std::int32_t threads = 1024;  // of a block in large steps; a power of two, 256 at least
 };
 
-// Enqueues one rank's dispatch. Allocates nothing, never waits. `params.timeout_ns` bounds the wait.
+// Enqueues one rank's dispatch. Allocates nothing, never waits. `params.timeout_ns` bounds the
+// wait.
 cudaError_t launch_dispatch(const protocol::DispatchParams& params, const LaunchOptions& options,
                             cudaStream_t stream, const DispatchTuning& tuning = {});
 

@@ -77,9 +77,9 @@ __device__ __forceinline__ Arrival await_arrival(const protocol::DispatchParams&
   return arrival;
 }
 
-// Raises the own flag at every active peer, awaits theirs, checks what they announce and keeps their
-// counts. The whole block, which has seen what all blocks of the grid wrote. `rows_for(peer)` is what
-// was sent to it.
+// Raises the own flag at every active peer, awaits theirs, checks what they announce and keeps
+// their counts. The whole block, which has seen what all blocks of the grid wrote. `rows_for(peer)`
+// is what was sent to it.
 template <class RowsFor>
 __device__ __forceinline__ void exchange_flags(AwaitTables& tables, const DispatchArgs& args,
                                                Epoch epoch, RowsFor&& rows_for) {
@@ -139,8 +139,8 @@ __device__ __forceinline__ void exchange_flags(AwaitTables& tables, const Dispat
 }
 
 // One thread: what the next kernels find in the own slice.
-__device__ __forceinline__ void keep_state(const AwaitTables& tables,
-                                           protocol::SliceHeader* header, Epoch epoch) {
+__device__ __forceinline__ void keep_state(const AwaitTables& tables, protocol::SliceHeader* header,
+                                           Epoch epoch) {
   if (threadIdx.x < kRankMaskWords) {
     header->active.words[threadIdx.x] = tables.active.words[threadIdx.x];
   }

@@ -19,7 +19,8 @@ __device__ __forceinline__ PutUnit put_unit(const DispatchArgs& args, std::int32
   std::int32_t first = 0;
 #pragma unroll
   for (std::int32_t payload = 1; payload < kMaxPayloads; ++payload) {
-    const std::int32_t begin = args.first_piece[payload];  // those that do not exist begin at the end
+    const std::int32_t begin =
+        args.first_piece[payload];  // those that do not exist begin at the end
     if (piece >= begin) {
       put.payload = payload;
       first = begin;
@@ -53,8 +54,7 @@ __device__ __forceinline__ void load_unit(Piece<Vectors>& piece, const DispatchA
 
 template <int Vectors>
 __device__ __forceinline__ void put_piece(const Piece<Vectors>& piece, const DispatchArgs& args,
-                                          const PutUnit& put, std::int32_t rank,
-                                          std::int32_t row) {
+                                          const PutUnit& put, std::int32_t rank, std::int32_t row) {
   const protocol::DispatchParams& params = args.params;
   store_piece(piece, params.row(rank, put.payload, params.workspace.rank, row), put.offset,
               static_cast<std::uint32_t>(params.row_bytes(put.payload)), args.width[put.payload]);
@@ -68,7 +68,8 @@ __device__ __forceinline__ void mark_rows(const protocol::DispatchParams& params
   auto* ids = reinterpret_cast<std::int32_t*>(params.row(owner, params.ids_payload, src, first));
   const std::int64_t count =
       static_cast<std::int64_t>(params.tokens_per_rank - first) * params.top_k;
-  for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x) ids[i] = params.invalid_expert_id;
+  for (std::int64_t i = threadIdx.x; i < count; i += blockDim.x)
+    ids[i] = params.invalid_expert_id;
 }
 
 // The own signature into every active peer's line: the last warps of one block, which are the first

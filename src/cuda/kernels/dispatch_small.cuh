@@ -1,7 +1,7 @@
 // The dispatch kernel of small steps: one token a block, at most 32 ranks.
 //
-// Every warp routes the token for itself and counts the earlier ones for itself, so nothing waits for
-// a barrier before the rows are on their way: one latency for the row, the ids and the earlier
+// Every warp routes the token for itself and counts the earlier ones for itself, so nothing waits
+// for a barrier before the rows are on their way: one latency for the row, the ids and the earlier
 // tokens' ids, loaded side by side, then the stores.
 #pragma once
 
@@ -27,18 +27,17 @@ __device__ __forceinline__ TokenRoute route_token(const DispatchArgs& args, std:
     for (std::int32_t first = 0; first < params.top_k; first += kWarp) {
       const std::int32_t k = first + lane_id();
       const std::int64_t id = k < params.top_k ? ids[k] : -1;
-      const std::uint32_t bit =
-          args.ownership.ownership.is_void(id)
-              ? 0
-              : 1u << args.ownership.owner(static_cast<std::int32_t>(id));
+      const std::uint32_t bit = args.ownership.ownership.is_void(id)
+                                    ? 0
+                                    : 1u << args.ownership.owner(static_cast<std::int32_t>(id));
       route.ranks |= __reduce_or_sync(~0u, bit);
     }
     route.ranks &= active;
   }
   for (std::int32_t first = 0; first < token; first += kWarp) {
     const std::int32_t earlier = first + lane_id();
-    const RankBits<1> visited = ranks_of_token<1>(
-        params, args.ownership, {{active}}, earlier < token ? earlier : params.num_tokens);
+    const RankBits<1> visited = ranks_of_token<1>(params, args.ownership, {{active}},
+                                                  earlier < token ? earlier : params.num_tokens);
     for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
       const std::uint32_t ballot = __ballot_sync(~0u, visited.words[0] >> rank & 1);
       if (lane_id() == rank) route.row += __popc(ballot);

@@ -1,8 +1,8 @@
 // What a launch needs beside the step: where its state lies and how much of the GPU it may take.
 //
-// **Progress.** Kernels wait for other ranks, so a rank's kernel must never keep another rank's from
-// starting. Three rules make that so, whatever the order of launches, also for ranks that share a
-// GPU and are launched one after another by one thread:
+// **Progress.** Kernels wait for other ranks, so a rank's kernel must never keep another rank's
+// from starting. Three rules make that so, whatever the order of launches, also for ranks that
+// share a GPU and are launched one after another by one thread:
 //
 // 1. No launch has more blocks than its rank's share of the GPU (max_blocks): all blocks of all
 //    ranks of the GPU fit at once. So a block that somebody waits for is running or can start,
@@ -10,8 +10,8 @@
 // 2. Between the blocks of one launch, waits go one way: a block waits for what blocks do before
 //    they wait (combine.hpp proves it for its tiles; only the last block of a dispatch waits).
 // 3. A successor that is launched early (PDL) sits on the GPU while its predecessor waits. With
-//    several ranks on the GPU it could take a third rank's place, so it is launched early only where
-//    a rank has the GPU to itself (Pdl::kEarly).
+//    several ranks on the GPU it could take a third rank's place, so it is launched early only
+//    where a rank has the GPU to itself (Pdl::kEarly).
 //
 // What remains with the caller: streams of one process share hardware queues (8 of them, up to 32
 // by CUDA_DEVICE_MAX_CONNECTIONS). With more ranks on a GPU than queues, enqueue a phase on every
@@ -33,7 +33,8 @@ namespace moe_ep::cuda {
 // How a step ended early, in host memory that the device writes (mapped). The host looks at `state`
 // at any time without waiting for the GPU.
 struct FailureRecord {
-  std::uint32_t state = 0;  // kRecorded once `status` holds: release by the device, acquire by the host
+  std::uint32_t state =
+      0;  // kRecorded once `status` holds: release by the device, acquire by the host
   std::uint32_t unused = 0;
   protocol::StepStatus status;
 
@@ -66,8 +67,8 @@ struct LaunchOptions {
     if (max_sms > 0 && max_sms < sms) sms = max_sms;
     return sms > 1 ? sms : 1;
   }
-  // Blocks of `threads` that fill them; of every kernel here, kMaxBlockThreads / threads blocks fit a
-  // multiprocessor at any time.
+  // Blocks of `threads` that fill them; of every kernel here, kMaxBlockThreads / threads blocks fit
+  // a multiprocessor at any time.
   std::int32_t max_blocks(std::int32_t threads = kMaxBlockThreads) const {
     return sms() * (kMaxBlockThreads / threads);
   }

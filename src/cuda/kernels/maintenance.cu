@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
   constexpr std::uint32_t kLineWords = sizeof(protocol::PeerLine) / 4;
   if (threadIdx.x < kHeaderWords) header[threadIdx.x] = 0;
   auto* lines = reinterpret_cast<std::uint32_t*>(workspace.own() + workspace.layout.lines);
-  for (std::uint32_t i = threadIdx.x; i < kLineWords * num_ranks; i += blockDim.x) lines[i] = 0;
+  for (std::uint32_t i = threadIdx.x; i < kLineWords * num_ranks; i += blockDim.x)
+    lines[i] = 0;
   for (std::int32_t rank = static_cast<std::int32_t>(threadIdx.x); rank < num_ranks;
        rank += static_cast<std::int32_t>(blockDim.x)) {
     workspace.recv_counts()[rank] = 0;
@@ -30,7 +31,8 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
   auto* chunks = reinterpret_cast<std::uint32_t*>(workspace.own() + workspace.layout.chunks);
   const std::int64_t num_chunks =
       static_cast<std::int64_t>(num_ranks) * workspace.layout.chunks_per_rank();
-  for (std::int64_t i = threadIdx.x; i < num_chunks; i += blockDim.x) chunks[i] = args.epoch;
+  for (std::int64_t i = threadIdx.x; i < num_chunks; i += blockDim.x)
+    chunks[i] = args.epoch;
   __syncthreads();
   if (threadIdx.x == 0) {
     workspace.header()->magic = protocol::kSliceMagic;
@@ -94,9 +96,8 @@ cudaError_t launch_store_mask(RankMask* to, const RankMask& mask, cudaStream_t s
 }
 
 cudaError_t launch_sanitize(const protocol::Workspace& workspace, std::int32_t* ids,
-                            std::int32_t tokens_per_rank, std::int32_t top_k,
-                            std::int32_t invalid, const LaunchOptions& options,
-                            cudaStream_t stream) {
+                            std::int32_t tokens_per_rank, std::int32_t top_k, std::int32_t invalid,
+                            const LaunchOptions& options, cudaStream_t stream) {
   const std::int64_t rounds =
       (static_cast<std::int64_t>(tokens_per_rank) * top_k + kMaxBlockThreads - 1) /
       kMaxBlockThreads;

@@ -17,9 +17,8 @@ cudaError_t launch_store_mask(RankMask* to, const RankMask& mask, cudaStream_t s
 // Writes `invalid` over all ids of rows that carry no token of the last dispatch.
 // @param ids int32 [num_ranks, tokens_per_rank, top_k]
 cudaError_t launch_sanitize(const protocol::Workspace& workspace, std::int32_t* ids,
-                            std::int32_t tokens_per_rank, std::int32_t top_k,
-                            std::int32_t invalid, const LaunchOptions& options,
-                            cudaStream_t stream);
+                            std::int32_t tokens_per_rank, std::int32_t top_k, std::int32_t invalid,
+                            const LaunchOptions& options, cudaStream_t stream);
 
 // Makes this rank's running and enqueued steps end soon, whatever they wait for; the slice must be
 // reset before the next one. For a stream that no step is on, which must not block.

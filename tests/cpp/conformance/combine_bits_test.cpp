@@ -90,6 +90,33 @@ TEST_P(BackendSuite, SumsAreTakenInFloat32) {
   }
 }
 
+// What was received may be answered as it is, without a copy in between.
+TEST_P(BackendSuite, ReceivedRowsMayBeTheAnswer) {
+  const GroupStep step = random_step(9, 3, 6, 4, 37, 6);
+  run_instances(3, params_for(step), {}, [&](MoEEpCommunication& comm, int rank) {
+    StepRunner runner(backend(), comm, step);
+    runner.dispatch();
+    const std::int64_t num_tokens = comm.num_local_tokens();
+    Tensor output(backend(), kBFloat16, num_tokens, 37);
+    comm.combine(runner.received().hidden_states, output.view());
+    for (std::int64_t token = 0; token < num_tokens; ++token) {
+      const auto sent = payload_row(step, kHiddenPayload, rank, token, 2 * 37);
+      std::vector<double> numbers;
+      for (std::size_t i = 0; i < 37; ++i) {
+        numbers.push_back(reference::decode(kBFloat16, sent.data() + 2 * i));
+      }
+      const std::vector<std::vector<double>> rows(reference::visited(step, rank, token).size(),
+                                                  numbers);
+      const auto result = output.row(token);
+      for (std::size_t i = 0; i < 37; ++i) {
+        check(reference::is_value(kBFloat16, result.data() + 2 * i,
+                                  reference::rounded(kBFloat16, reference::sum(rows, i))),
+              "token " + std::to_string(token) + " differs");
+      }
+    }
+  });
+}
+
 // A lone -0 stays; none gives +0; a sum of opposite numbers is +0.
 TEST_P(BackendSuite, ZerosHaveTheContractsSign) {
   for (const DType dtype : {kBFloat16, kFloat16, kFloat32}) {

@@ -133,6 +133,12 @@ TEST(A2aArgumentsTest, DispatchRefusals) {
                 HasSubstr("a rank may send at most 3 (runtime_max_tokens_per_rank) tokens, got 4"));
     EXPECT_THAT(text([&](A& a) { a.input_payloads[0] = spare.view(kUInt8, {9, 16}); }),
                 HasSubstr("input_payloads[0] must be ["));
+    // Its result would have five.
+    EXPECT_THAT(text([&](A& a) {
+                  const std::int64_t n = a.input_payloads[1].size(0);
+                  a.input_payloads[1] = spare.view(kUInt8, {n, 2, 2, 2});
+                }),
+                HasSubstr("input_payloads[1] must have at most 3 dimensions, got UInt8 ["));
     EXPECT_THAT(text([&](A& a) { a.input_payloads[1] = on_gpu(a.input_payloads[1]); }),
                 HasSubstr("input_payloads[1] must be a CPU tensor"));
     EXPECT_THAT(text([&](A& a) { a.eplb_local_stats = spare.view(kInt32, {4}); }),

@@ -230,6 +230,24 @@ TEST(SharingTest, StepAfterAnAbandonedRoundWaitsForSlowRanks) {
   });
 }
 
+// A rank that took part in the abandoned round and has gone since is not waited for.
+TEST(SharingTest, RankThatLeftAfterAnAbandonedRoundIsNotWaitedFor) {
+  const GroupStep step = random_step(13, 3, 6, 2, 32, 4);
+  run(3, [&](int rank, const auto& comm) {
+    HostAlltoAllConfig config;
+    config.enable_rank_mask = true;
+    const auto stays = make(rank, comm, step, config);
+    const auto goes = make(rank, comm, step, config);
+    StepRunner(kBackend, *goes, step).send();
+    goes->destroy();
+    if (rank == 1) return;
+    stays->set_active_ranks({0, 2});
+    GroupStep rest = step;
+    rest.active.reset(1);
+    run_step(kBackend, *stays, rest);
+  });
+}
+
 // Who abandons a round that others finish is told so, and so are they.
 TEST(SharingTest, RoundThatOnlySomeAbandonIsAMismatch) {
   const GroupStep step = random_step(12, 2, 4, 2, 32, 4);
