@@ -39,6 +39,9 @@ class MOE_EP_API CommBackend {
 
 /// Ranks that are threads of one process.
 ///
+/// A time-out, or ranks that call different operations, end the group: every rank's present call
+/// throws, and so does every later one at once. Sub-groups of split() are groups of their own.
+///
 /// @code
 /// moe_ep::LocalGroup group(4);
 /// // in thread r:  auto comm = group.backend(r);
@@ -66,10 +69,18 @@ class MOE_EP_API LocalGroup {
 /// Ranks that are processes of one host, joined through a Unix socket at `path` (mode 0600).
 ///
 /// Rank 0 listens and relays; the others connect and retry until `timeout`. Peers of another user
-/// are refused (SO_PEERCRED). Frames are length-checked and typed. The socket's name is removed as
-/// soon as everybody has connected.
+/// are refused (SO_PEERCRED). Frames are length-checked and typed; a message, and all messages of
+/// an allgather together, hold at most 1 GiB. The socket's name is removed as soon as everybody has
+/// connected; one that a dead process left behind is replaced.
+///
+/// Construction succeeds on every rank or throws on every rank that has come. MoEEpTimeoutError
+/// (phase setup) names the ranks that did not come in time, MoEEpError one that died, that broke
+/// the protocol or whose arguments contradict the group. Either ends the group, as in LocalGroup.
+/// The sub-groups of split() have sockets of their own, beside `path`, and outlive their parent.
 class MOE_EP_API UnixSocketBackend final : public CommBackend {
  public:
+  /// @param path of the socket, in a directory that all ranks see; the same on every rank
+  /// @param timeout of the construction and of every operation
   UnixSocketBackend(const std::string& path, int rank, int world_size,
                     std::chrono::milliseconds timeout = std::chrono::minutes(5));
   ~UnixSocketBackend() override;

@@ -121,13 +121,16 @@ class Hub final : public Star {
   [[noreturn]] void fail(FrameType operation, const std::string& text) {
     end({operation_text(operation) + ": " + text, {}});
   }
-  // Hanging up wakes those whom the notice did not reach.
   [[noreturn]] void end(const GroupFailure& failure) {
+    leave(failure);
+    failure.raise();
+  }
+  // Hanging up wakes those whom the notice did not reach.
+  void leave(const GroupFailure& failure) noexcept override {
     for (Peer& peer : peers_) {
       notify_failure(peer, failure);
       peer.fd.reset();
     }
-    failure.raise();
   }
 
   std::vector<Peer> peers_;  // by rank; entry 0 is empty
@@ -159,6 +162,7 @@ class Member final : public Star {
     }
     return unpack_messages(frame.payload, num_results(operation, size_));
   }
+  void leave(const GroupFailure&) noexcept override { hub_.fd.reset(); }
 
   Peer hub_;
 };
@@ -226,11 +230,11 @@ std::vector<std::string> Star::run(FrameType operation, int root, std::string_vi
     return exchange(operation, root, message);
   } catch (const MoEEpTimeoutError& error) {
     failure_ = GroupFailure{error.what(), error.ranks()};
-    throw;
   } catch (const std::exception& error) {
     failure_ = GroupFailure{error.what(), {}};
-    throw;
   }
+  leave(*failure_);
+  failure_->raise();
 }
 
 }  // namespace moe_ep::detail

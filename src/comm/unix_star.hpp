@@ -68,6 +68,8 @@ class Star {
   Star(int size, std::chrono::milliseconds timeout) : size_(size), timeout_(timeout) {}
   virtual std::vector<std::string> exchange(FrameType operation, int root,
                                             std::string_view message) = 0;
+  // Hangs up for good, so that no peer waits for this rank.
+  virtual void leave(const GroupFailure& failure) noexcept = 0;
 
   const int size_;
   const std::chrono::milliseconds timeout_;

@@ -125,10 +125,6 @@ void sum_rows_as(const std::byte* const* rows, int num_rows, std::int64_t elemen
       return sum_long_rows<In, Out, 1>(rows, num_rows, elements, out);
     case 2:
       return sum_long_rows<In, Out, 2>(rows, num_rows, elements, out);
-    case 3:
-      return sum_long_rows<In, Out, 3>(rows, num_rows, elements, out);
-    case 4:
-      return sum_long_rows<In, Out, 4>(rows, num_rows, elements, out);
     default:
       return sum_long_rows<In, Out, 0>(rows, num_rows, elements, out);
   }

@@ -118,22 +118,25 @@ TEST_F(UnixSocketFailureTest, MissingRankIsNamedOnEveryRank) {
   });
 }
 
-TEST_F(UnixSocketFailureTest, MissingHubIsNamed) {
-  std::atomic<int> done{0};
-  run(3, 200ms, [&](UnixSocketBackend& comm) {
-    if (comm.get_rank() == 0) {
-      while (done < 2)
-        std::this_thread::yield();
-      return;
-    }
-    try {
-      comm.allgather(std::string(comm.get_rank() == 1 ? 4'000'000 : 1, 'x'));
-      ADD_FAILURE() << "went on";
-    } catch (const MoEEpTimeoutError& error) {
-      EXPECT_THAT(error.ranks(), ElementsAre(0)) << error.what();
-    }
-    ++done;
-  });
+TEST_F(UnixSocketFailureTest, MissingHubIsNamedAndDoesNotGoOnAlone) {
+  for (const std::size_t bytes : {1, 4'000'000}) {  // in the socket as a whole, and not
+    std::atomic<int> done{0};
+    run(3, 200ms, [&](UnixSocketBackend& comm) {
+      if (comm.get_rank() == 0) {
+        while (done < 2)
+          std::this_thread::yield();
+        EXPECT_THAT(failure([&] { comm.allgather("x"); }), HasSubstr("got: it has left"));
+        return;
+      }
+      try {
+        comm.allgather(std::string(comm.get_rank() == 1 ? bytes : 1, 'x'));
+        ADD_FAILURE() << "went on";
+      } catch (const MoEEpTimeoutError& error) {
+        EXPECT_THAT(error.ranks(), ElementsAre(0)) << error.what();
+      }
+      ++done;
+    });
+  }
 }
 
 TEST_F(UnixSocketFailureTest, DifferentCallsFailOnEveryRank) {
