@@ -3,7 +3,7 @@
 //
 //   cuda_pair [--ranks R] [--one-gpu] [--tokens 1,8,...] [--fp8-dispatch] [--fp8-combine]
 //             [--external] [--no-pdl] [--late-pdl] [--max-sms N] [--hidden H] [--top-k K]
-//             [--experts E] [--push-bytes N] [--lag N] [--chunk-bytes N] [--pull-blocks N]
+//             [--experts E] [--push-bytes N] [--team-warps N] [--chunk-bytes N]
 //             [--threads N] [--dispatch-threads N]
 //
 // Prints one line a case: T, time of a pair (median of replays, maximum over ranks), from 1024

@@ -1,4 +1,4 @@
-// What waits for several peers have in common.
+// Waits for other ranks, and what several of them have in common.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,6 @@
 #include "cuda/device/memory.cuh"
 #include "cuda/device/status.cuh"
 #include "cuda/device/vector.cuh"
-#include "protocol/wait.hpp"
 
 namespace moe_ep::cuda {
 
@@ -20,48 +19,45 @@ struct SharedMask {
   __device__ __forceinline__ void set(std::int32_t rank) {
     atomicOr(reinterpret_cast<unsigned long long*>(&words[rank / 64]), 1ull << (rank % 64));
   }
-  __device__ __forceinline__ bool empty() const {
-    return (words[0] | words[1] | words[2] | words[3]) == 0;
-  }
 };
 
-// One bit of a mask in global memory.
+// One bit of a mask, wherever it is.
 __device__ __forceinline__ bool test_rank(const RankMask* mask, std::int32_t rank) {
   return (mask->words[rank / 64] >> (rank % 64) & 1) != 0;
 }
 
-// What the waits of a block for many peers come to. One thread or warp a peer adds to it; after a
-// barrier one thread says it (report).
-struct BlockOutcome {
-  SharedMask missing;
-  std::int32_t first_bad;  // lowest peer that said something wrong
-
-  // A barrier must follow.
-  __device__ __forceinline__ void clear() {
-    if (threadIdx.x < kRankMaskWords) missing.words[threadIdx.x] = 0;
-    if (threadIdx.x == 0) first_bad = kMaxRanks;
-  }
+// How long a step may wait, and the word that ends all waits of the rank: SliceHeader::failed, set by
+// another block that gave up or by the host that wants the kernel to end.
+struct Patience {
+  std::uint64_t timeout_ns;
+  const std::uint32_t* failed;
 };
 
-// A warp whose lanes waited for one peer each: records those for whom `late` holds.
-__device__ inline void record_late(protocol::SliceHeader* header, FailureRecord* record,
-                                   Phase phase, Epoch epoch, std::int32_t peer, bool late) {
-  RankMask missing;
-#pragma unroll
-  for (int half = 0; half < 2 * kRankMaskWords; ++half) {
-    const std::uint32_t bits =
-        __reduce_or_sync(~0u, late && peer / 32 == half ? 1u << (peer % 32) : 0u);
-    missing.words[half / 2] |= static_cast<std::uint64_t>(bits) << (half % 2 * 32);
+// Polls `arrived()` until it holds, or until the patience is over. What usually comes within a
+// microsecond costs no look at the clock: the time runs from the first look, after kPollsPerClock
+// polls, and the last look at the word follows the last one at the clock.
+template <class Arrived>
+__device__ __forceinline__ bool wait_until(const Patience& patience, Arrived&& arrived) {
+  constexpr std::uint32_t kPollsPerClock = 64;
+  constexpr std::uint32_t kBusyPolls = 256;  // then leave the issue slots to others
+  std::uint64_t deadline = 0;
+  for (std::uint32_t polls = 1;; ++polls) {
+    if (arrived()) return true;
+    if (polls % kPollsPerClock == 0) {
+      const std::uint64_t now = clock_ns();
+      if (deadline == 0) deadline = now + patience.timeout_ns;
+      if (now >= deadline || load_relaxed(patience.failed) != 0) return arrived();
+    }
+    if (polls > kBusyPolls) __nanosleep(100);
   }
-  if (lane_id() == 0) record_timeout(header, record, phase, epoch, missing);
 }
 
 // Waits until the tagged word at `flag` carries `epoch`; returns whether it did, and what it
-// announces. A step's words are compared for equality: words of chunks may be very old.
-__device__ __forceinline__ bool await_tag(DeviceMemory& memory, std::uint32_t* flag, Epoch epoch,
-                                          std::uint64_t deadline, std::uint32_t& value) {
+// announces. A step's words are compared for equality: some of them may be very old.
+__device__ __forceinline__ bool await_tag(const Patience& patience, std::uint32_t* flag,
+                                          Epoch epoch, std::uint32_t& value) {
   std::uint64_t word = 0;
-  const bool arrived = protocol::wait_until(memory, deadline, [&] {
+  const bool arrived = wait_until(patience, [&] {
     word = load_acquire(tagged_word(flag));
     return tag_of(word) == epoch;
   });
@@ -69,16 +65,57 @@ __device__ __forceinline__ bool await_tag(DeviceMemory& memory, std::uint32_t* f
   return arrived;
 }
 
-// Counts a block that has done its part, with everything its threads wrote before. True in the last
-// one of the grid, which then sees what the others wrote. A barrier must come before.
-__device__ __forceinline__ bool arrive_last(std::int32_t& is_last, std::uint32_t* counter) {
-  if (gridDim.x == 1) return true;
-  if (threadIdx.x == 0) {
-    fence_sys();  // with the barrier: rows of the whole block before the count
-    is_last = arrive(counter) == gridDim.x - 1;
-  }
-  __syncthreads();
-  return is_last != 0;
+__device__ __forceinline__ bool await_flag(const Patience& patience, const std::uint32_t* flag,
+                                           Epoch epoch) {
+  return wait_until(patience, [&] { return load_acquire(flag) == epoch; });
 }
+
+// A warp whose lanes waited for one peer each: adds those for whom `late` holds.
+__device__ __forceinline__ void add_late(RankMask& missing, std::int32_t peer, bool late) {
+#pragma unroll
+  for (int half = 0; half < 2 * kRankMaskWords; ++half) {
+    const std::uint32_t bits =
+        __reduce_or_sync(~0u, late && peer / 32 == half ? 1u << (peer % 32) : 0u);
+    missing.words[half / 2] |= static_cast<std::uint64_t>(bits) << (half % 2 * 32);
+  }
+}
+
+// The same, and that is the failure.
+__device__ inline void record_late(protocol::SliceHeader* header, FailureRecord* record,
+                                   Phase phase, Epoch epoch, std::int32_t peer, bool late) {
+  RankMask missing;
+  add_late(missing, peer, late);
+  if (lane_id() == 0) record_timeout(header, record, phase, epoch, missing);
+}
+
+// Counts a block whose threads have done their part, behind a barrier; one warp. True in the last
+// block of the grid. Then this warp's lanes have seen what all blocks wrote, and flags that they
+// raise next release it: fence, count, fence, flag.
+__device__ __forceinline__ bool arrive_last(std::uint32_t* counter) {
+  fence_sys();
+  if (gridDim.x == 1) return true;
+  std::uint32_t before = 0;
+  if (lane_id() == 0) before = count_up(counter);
+  before = __shfl_sync(~0u, before, 0);
+  if (before != gridDim.x - 1) return false;
+  fence_sys();
+  return true;
+}
+
+// Some warps of a block that work on the same thing. Barrier 0 is the whole block's.
+struct Team {
+  std::int32_t first_warp;
+  std::int32_t num_warps;
+  std::int32_t barrier;
+
+  __device__ __forceinline__ std::int32_t warp() const { return warp_id() - first_warp; }
+  __device__ __forceinline__ std::int32_t thread() const {
+    return static_cast<std::int32_t>(threadIdx.x) - kWarp * first_warp;
+  }
+  __device__ __forceinline__ std::int32_t num_threads() const { return kWarp * num_warps; }
+  __device__ __forceinline__ void sync() const {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(num_threads()) : "memory");
+  }
+};
 
 }  // namespace moe_ep::cuda

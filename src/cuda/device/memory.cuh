@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "protocol/concepts.hpp"
 #include "protocol/epoch.hpp"
 
 namespace moe_ep::cuda {
@@ -64,11 +63,14 @@ __device__ __forceinline__ std::uint32_t value_of(std::uint64_t word) {
   return static_cast<std::uint32_t>(word >> 32);
 }
 
-// Adds one to a counter of this device; returns what it held. Releases what the block did before
-// (after a barrier) and acquires what the blocks counted so far did.
-__device__ __forceinline__ std::uint32_t arrive(std::uint32_t* counter) {
+__device__ __forceinline__ void store_relaxed(std::uint64_t* word, std::uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+// Adds one to a counter of this device; returns what it held. Orders nothing: fences do.
+__device__ __forceinline__ std::uint32_t count_up(std::uint32_t* counter) {
   std::uint32_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], 1;"
                : "=r"(before)
                : "l"(counter)
                : "memory");
@@ -89,40 +91,5 @@ __device__ __forceinline__ std::uint64_t clock_ns() {
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
   return ns;
 }
-
-// The protocol's Memory concept for one thread; kernels use it for its waits.
-struct DeviceMemory {
-  // SliceHeader::failed of the own slice: once it is set, by another block that gave up or by the
-  // host that wants the kernel to end, every wait is over. Looked at as often as the clock.
-  const std::uint32_t* failed = nullptr;
-
-  __device__ void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes) const {
-    for (std::int64_t at = 0; at < bytes; ++at)
-      to[at] = from[at];
-  }
-  __device__ void store_release(std::uint32_t* word, std::uint32_t value) const {
-    cuda::store_release(word, value);
-  }
-  __device__ std::uint32_t load_acquire(const std::uint32_t* word) const {
-    return cuda::load_acquire(word);
-  }
-  __device__ void store_relaxed(std::uint32_t* word, std::uint32_t value) const {
-    cuda::store_relaxed(word, value);
-  }
-  __device__ std::uint32_t load_relaxed(const std::uint32_t* word) const {
-    return cuda::load_relaxed(word);
-  }
-  __device__ std::uint64_t now_ns() const {
-    if (failed != nullptr && cuda::load_relaxed(failed) != 0) return ~std::uint64_t{0};
-    return clock_ns();
-  }
-  // A peer answers within a microsecond or not for long; then leave the issue slots to others.
-  __device__ void pause(std::uint32_t polls) const {
-    constexpr std::uint32_t kBusyPolls = 256;
-    if (polls > kBusyPolls) __nanosleep(100);
-  }
-};
-
-static_assert(protocol::Memory<DeviceMemory>);
 
 }  // namespace moe_ep::cuda

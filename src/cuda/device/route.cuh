@@ -15,36 +15,50 @@
 
 namespace moe_ep::cuda {
 
-// protocol::Ownership::owner with multiplications for its divisions where they are exact.
-struct FastOwnership {
-  protocol::Ownership ownership;
-  std::int32_t num_large = 0;     // experts of the ranks that own one more
-  std::uint32_t large_magic = 0;  // ceil(2^32 / (base + 1)); 0: divide
-  std::uint32_t small_magic = 0;  // ceil(2^32 / base); 0: divide
+// Division by a number known to the host: a multiplication where that is exact. value * magic >> 32
+// is value / d for value < n if n * (d * magic - 2^32) < 2^32; d bounds the bracket.
+struct FastDivide {
+  std::int32_t divisor = 1;
+  std::uint32_t magic = 0;  // ceil(2^32 / divisor); 0: divide
 
-  // id * magic >> 32 is id / d for id < n if n * (d * magic - 2^32) < 2^32; d bounds the bracket.
-  static constexpr std::uint32_t magic(std::int64_t divisor, std::int64_t below) {
+  static constexpr FastDivide make(std::int64_t divisor, std::int64_t below) {
     constexpr std::int64_t kTwo32 = std::int64_t{1} << 32;
-    if (divisor < 2 || below * divisor > kTwo32) return 0;
-    return static_cast<std::uint32_t>((kTwo32 + divisor - 1) / divisor);
+    FastDivide by{static_cast<std::int32_t>(divisor), 0};
+    if (divisor >= 2 && below * divisor <= kTwo32) {
+      by.magic = static_cast<std::uint32_t>((kTwo32 + divisor - 1) / divisor);
+    }
+    return by;
   }
+  __device__ __forceinline__ std::int32_t operator()(std::int32_t value) const {
+    if (magic != 0) {
+      return static_cast<std::int32_t>(__umulhi(static_cast<std::uint32_t>(value), magic));
+    }
+    return divisor == 1 ? value : value / divisor;
+  }
+};
+
+// protocol::Ownership::owner without divisions.
+struct FastOwnership {
+  std::int32_t num_experts = 0;
+  std::int32_t num_large = 0;  // experts of the ranks that own one more
+  std::int32_t rem = 0;
+  FastDivide large;
+  FastDivide small;
+
   static constexpr FastOwnership make(const protocol::Ownership& ownership) {
     FastOwnership fast;
-    fast.ownership = ownership;
+    fast.num_experts = ownership.num_experts;
     fast.num_large = ownership.rem * (ownership.base + 1);
-    fast.large_magic = magic(ownership.base + 1, ownership.num_experts);
-    fast.small_magic = magic(ownership.base, ownership.num_experts);
+    fast.rem = ownership.rem;
+    fast.large = FastDivide::make(ownership.base + 1, ownership.num_experts);
+    fast.small = FastDivide::make(ownership.base > 0 ? ownership.base : 1, ownership.num_experts);
     return fast;
   }
-
+  __device__ __forceinline__ bool is_void(std::int64_t id) const {
+    return static_cast<std::uint64_t>(id) >= static_cast<std::uint64_t>(num_experts);
+  }
   __device__ __forceinline__ std::int32_t owner(std::int32_t id) const {
-    const auto divide = [](std::int32_t value, std::int32_t divisor, std::uint32_t magic) {
-      return magic != 0
-                 ? static_cast<std::int32_t>(__umulhi(static_cast<std::uint32_t>(value), magic))
-                 : value / divisor;
-    };
-    if (id < num_large) return divide(id, ownership.base + 1, large_magic);
-    return ownership.rem + divide(id - num_large, ownership.base, small_magic);
+    return id < num_large ? large(id) : rem + small(id - num_large);
   }
 };
 
@@ -78,7 +92,7 @@ __device__ __forceinline__ RankBits<Words> ranks_of_token(const protocol::Dispat
       batch[i] = first + i < params.top_k ? ids[first + i] : -1;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (!ownership.ownership.is_void(batch[i])) {
+      if (!ownership.is_void(batch[i])) {
         ranks.set(ownership.owner(static_cast<std::int32_t>(batch[i])));
       }
     }

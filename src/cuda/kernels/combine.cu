@@ -61,13 +61,13 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   args.record = options.record;
   args.early = options.early();
   args.place = params.expert_output != nullptr || fp8;
+  args.code = protocol::combine_code(params.row_bytes, params.format);
   args.finite_only = fp8_asked && !fp8;
   args.wire_stride = fp8 ? ceil_div(wire_bytes, 16) * 16 : params.row_bytes;
   args.landing_begin = workspace.layout.combine + protocol::align_up(rows * params.row_bytes);
   args.landing_end = workspace.layout.slice_bytes / protocol::kAlign * protocol::kAlign;
   args.chunk_shift = chunk_shift(wire_bytes, tuning.chunk_bytes);
   args.num_tiles = static_cast<std::int32_t>(ceil_div(params.tokens_per_rank, args.chunk_rows()));
-  args.lag = tuning.lag;
   args.push = workspace.layout.num_ranks > 1 && tuning.push_bytes >= 0 &&
               params.tokens_per_rank * wire_bytes >= tuning.push_bytes;
 
@@ -88,11 +88,11 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   const std::int32_t warps = tuning.threads / kWarp;
   if (args.push) {
     args.ask_landing = options.sms() >= tuning.min_push_sms;
+    args.team_warps = tuning.team_warps;
     if (blocks > args.num_tiles) blocks = args.num_tiles;
-    args.rounds_per_unit =
-        static_cast<std::int32_t>(ceil_div(num_rounds * args.chunk_rows(), warps));
+    args.rounds_per_unit = static_cast<std::int32_t>(
+        ceil_div(num_rounds * args.chunk_rows(), warps - 2 * args.team_warps));
   } else {
-    if (tuning.pull_blocks > 0 && blocks > tuning.pull_blocks) blocks = tuning.pull_blocks;
     // As many units as warps, if there is that much to do.
     args.rounds_per_unit = static_cast<std::int32_t>(
         ceil_div(num_rounds * params.num_tokens, static_cast<std::int64_t>(blocks) * warps));
@@ -101,19 +101,20 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   if (args.rounds_per_unit > num_rounds) {
     args.rounds_per_unit = static_cast<std::int32_t>(num_rounds);
   }
-  args.units_per_token = static_cast<std::int32_t>(ceil_div(num_rounds, args.rounds_per_unit));
-  if (static_cast<std::int64_t>(params.num_tokens) * args.units_per_token > kMaxUnits) {
+  std::int64_t units_per_token = ceil_div(num_rounds, args.rounds_per_unit);
+  if (params.num_tokens * units_per_token > kMaxUnits) {
     args.rounds_per_unit = static_cast<std::int32_t>(num_rounds);
-    args.units_per_token = 1;
+    units_per_token = 1;
   }
+  args.units = FastDivide::make(units_per_token, params.num_tokens * units_per_token);
   if (!args.push) {
     const std::int64_t sums =
-        ceil_div(static_cast<std::int64_t>(params.num_tokens) * args.units_per_token, warps);
+        ceil_div(params.num_tokens * units_per_token, warps);
     const std::int64_t tiles = args.place ? args.num_tiles : 1;
     const std::int64_t useful = sums > tiles ? sums : tiles;
     if (blocks > useful) blocks = static_cast<std::int32_t>(useful);
   }
-  const std::size_t scale_bytes = fp8 ? 4 * protocol::fp8_num_blocks(params.elements) : 0;
+  const std::size_t scale_bytes = fp8 ? 2 * 4 * protocol::fp8_num_blocks(params.elements) : 0;
   return enqueue(variant.kernel, blocks, tuning.threads, scale_bytes, options.pdl, stream, args);
 }
 

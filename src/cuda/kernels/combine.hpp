@@ -10,16 +10,16 @@
 // combine region in its own slice, which is free by then (layout.hpp), in compact blocks of as many
 // rows as it has sent to each peer. Where a block does not fit, or the rank has few multiprocessors
 // (it would have to read every row once more), it asks for no landing and pulls that peer's rows.
-// The work is cut into tiles of chunk_rows rows: a block pushes a tile's rows to all peers, raises
-// one flag a peer for them, then sums a tile of its own tokens. After the step each rank tells its
-// peers that it has read what they pushed, and the next dispatch waits for that (dispatch.hpp).
+// The work is cut into tiles of chunk_rows rows. Two teams of warps in each block do nothing but push
+// tiles to all peers and raise a flag a tile and peer; the block's other warps sum the tokens of
+// tiles, each row as soon as its flag is there. So stores, sums and waits never take turns. After the
+// step each rank tells its peers that it has read what they pushed, and the next dispatch waits for
+// that (dispatch.hpp).
 //
-// **Why tiles cannot wait in a circle.** Blocks wait only in sums, and for rows that another rank's
-// block pushes. Tile i of a rank's tokens needs rows of tiles <= i of every peer, because a token's
-// row number is at most its own number. A block pushes tile i before it sums any tile >= i, and may
-// have to sum only tiles < i before. So push(i) waits for sum(j), j < i, which waits for push(<=
-// j): the numbers fall, and push(0) waits for nothing but that all ranks have entered. All blocks
-// of all ranks of a GPU are resident or can be (launch.hpp), so each of them gets there.
+// **Who waits for whom.** Pushing warps wait only for the peers' entries, which the first block of
+// each rank announces before it waits for anything. Summing warps wait for pushes. A rank that pulls
+// places rows, if it must, before it waits. So the waits have no circle, and all blocks of all ranks
+// of a GPU are resident or can be (launch.hpp).
 //
 // Choosing between the two ways depends only on values that all ranks share.
 #pragma once
@@ -30,14 +30,13 @@
 
 namespace moe_ep::cuda {
 
-// What measurements choose; the defaults are theirs (docs, "cuda_pair").
+// What measurements choose; the same on every rank but for the last three.
 struct CombineTuning {
-  std::int64_t push_bytes = 4 << 20;    // peers push when T x row bytes is at least this; -1: never
-  std::int32_t min_push_sms = 48;       // with fewer multiprocessors a rank pulls
-  std::int32_t lag = 1;                 // tiles pushed ahead of the one summed, per block
+  std::int64_t push_bytes = 64 << 20;   // peers push when T x row bytes is at least this; -1: never
   std::int64_t chunk_bytes = 16 << 10;  // a chunk has at least so many, within its bounds
-  std::int32_t threads = 1024;          // of a block; a power of two
-  std::int32_t pull_blocks = 0;         // at most, when nothing is pushed; 0: no bound
+  std::int32_t min_push_sms = 48;       // with fewer multiprocessors a rank pulls
+  std::int32_t team_warps = 4;          // of each of a block's two pushing teams
+  std::int32_t threads = 1024;          // of a block; a power of two, more than the teams'
 };
 
 // Enqueues one rank's combine. `params.active` is not used: the mask is that of the dispatch.

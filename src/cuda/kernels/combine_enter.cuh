@@ -48,31 +48,32 @@ __device__ __forceinline__ void share_landing(CombineTables& tables, const Combi
 __device__ __forceinline__ void announce(const CombineTables& tables, const CombineArgs& args,
                                          Epoch epoch) {
   const protocol::Workspace& workspace = args.params.workspace;
-  const std::uint32_t code = protocol::combine_code(args.params.row_bytes, args.params.format) |
-                             (args.place ? 0 : protocol::kRowsPlaced);
+  const std::uint32_t code = args.code | (args.place ? 0 : protocol::kRowsPlaced);
+  // Releases, for both words, what earlier kernels of this rank did: rows written in place, the last
+  // use of the bytes where rows are to land.
+  fence_sys();
   for (std::int32_t peer = lane_id(); peer < workspace.layout.num_ranks; peer += kWarp) {
     if (peer == workspace.rank || !test_rank(&workspace.header()->active, peer)) continue;
     protocol::PeerLine* line = workspace.line(peer, workspace.rank);
-    // Both pair with the peer's loads in await_entries and find_sources. They release what earlier
-    // kernels of this rank did: rows written in place, the last use of the bytes where rows land.
-    store_release(tagged_word(&line->combine_flag), tagged(epoch, code));
+    // Pairs with the peer's loads in await_entries and comes_in_chunks.
+    store_relaxed(tagged_word(&line->combine_flag), tagged(epoch, code));
     if (!args.push) continue;
     const std::int64_t landing = tables.landing_in[peer];
-    store_release(
-        tagged_word(&line->landing_flag),
-        tagged(epoch, landing < 0 ? protocol::kNoLanding
-                                  : static_cast<std::uint32_t>(landing / protocol::kAlign)));
+    // Pairs with the peer's load in await_entries.
+    store_relaxed(tagged_word(&line->landing_flag),
+                  tagged(epoch, landing < 0 ? protocol::kNoLanding
+                                            : static_cast<std::uint32_t>(landing /
+                                                                         protocol::kAlign)));
   }
 }
 
-// Awaits all active peers' entries and checks that they combine alike; keeps what they announce.
-// One warp. False, with the failure recorded, if some did not come or differ.
+// Awaits all active peers' entries and checks that they combine alike; keeps what they announce. One
+// warp. False, with the failure recorded, if some did not come or differ.
 __device__ inline bool await_entries(CombineTables& tables, const CombineArgs& args,
-                                     const CombineStep& step) {
+                                     Epoch epoch) {
   const protocol::Workspace& workspace = args.params.workspace;
   protocol::SliceHeader* header = workspace.header();
-  const std::uint32_t want = protocol::combine_code(args.params.row_bytes, args.params.format);
-  DeviceMemory memory{&header->failed};
+  const std::uint32_t want = args.code;
   for (std::int32_t first = 0; first < workspace.layout.num_ranks; first += kWarp) {
     const std::int32_t peer = first + lane_id();
     const bool awaited = peer < workspace.layout.num_ranks && peer != workspace.rank &&
@@ -83,9 +84,9 @@ __device__ inline bool await_entries(CombineTables& tables, const CombineArgs& a
     if (awaited) {
       protocol::PeerLine* line = workspace.line(workspace.rank, peer);
       // Pairs with announce, both.
-      late = !await_tag(memory, &line->combine_flag, step.epoch, step.deadline, code) ||
+      late = !await_tag(patience_of(args), &line->combine_flag, epoch, code) ||
              (args.push && (code & ~protocol::kRowsPlaced) == want &&
-              !await_tag(memory, &line->landing_flag, step.epoch, step.deadline, landing));
+              !await_tag(patience_of(args), &line->landing_flag, epoch, landing));
     }
     const std::uint32_t bad =
         __ballot_sync(~0u, awaited && !late && (code & ~protocol::kRowsPlaced) != want);
@@ -95,7 +96,7 @@ __device__ inline bool await_entries(CombineTables& tables, const CombineArgs& a
         const bool same_size =
             protocol::combine_code_row_bytes(code) == protocol::combine_code_row_bytes(want);
         record_difference(header, args.record, protocol::StepResult::kMismatch, Phase::kCombine,
-                          step.epoch, peer,
+                          epoch, peer,
                           static_cast<std::int32_t>(same_size ? protocol::CombineField::kFormat
                                                               : protocol::CombineField::kRowBytes),
                           same_size ? args.params.format : args.params.row_bytes,
@@ -105,7 +106,7 @@ __device__ inline bool await_entries(CombineTables& tables, const CombineArgs& a
       return false;
     }
     if (__any_sync(~0u, late)) {
-      record_late(header, args.record, Phase::kCombine, step.epoch, peer, late);
+      record_late(header, args.record, Phase::kCombine, epoch, peer, late);
       return false;
     }
     if (!awaited || !args.push) continue;

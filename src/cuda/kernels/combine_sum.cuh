@@ -21,28 +21,25 @@ struct TokenSources {
 
 // Whether a peer's rows come in chunks: as its entry said. False in `ok` if it did not come or
 // combines otherwise, which await_entries records.
-__device__ __forceinline__ bool comes_in_chunks(const CombineArgs& args, const CombineStep& step,
+__device__ __forceinline__ bool comes_in_chunks(const CombineArgs& args, Epoch epoch,
                                                 std::int32_t peer, bool& ok) {
   const protocol::Workspace& workspace = args.params.workspace;
-  DeviceMemory memory{&workspace.header()->failed};
   std::uint32_t code = 0;
   // Pairs with announce.
-  ok = await_tag(memory, &workspace.line(workspace.rank, peer)->combine_flag, step.epoch,
-                 step.deadline, code) &&
-       (code & ~protocol::kRowsPlaced) ==
-           protocol::combine_code(args.params.row_bytes, args.params.format);
+  ok = await_tag(patience_of(args), &workspace.line(workspace.rank, peer)->combine_flag, epoch,
+                 code) &&
+       (code & ~protocol::kRowsPlaced) == args.code;
   return (code & protocol::kRowsPlaced) == 0;
 }
 
 // Fills the warp's list of a token's rows. Waits for those that are not there yet.
 __device__ inline TokenSources find_sources(CombineTables& tables, const CombineArgs& args,
-                                            const CombineStep& step, std::int32_t token) {
+                                            Epoch epoch, std::int32_t token) {
   const protocol::Workspace& workspace = args.params.workspace;
   const protocol::Hop* hops = workspace.hops(token);
   const std::int32_t capacity = workspace.layout.hops_per_token();
   const std::int32_t me = workspace.rank;
   const std::byte** list = tables.sources[warp_id()];
-  DeviceMemory memory{&workspace.header()->failed};
   TokenSources found;
   __syncwarp();  // the list's last readers are done
   for (std::int32_t first = 0; first < capacity; first += kWarp) {
@@ -63,16 +60,15 @@ __device__ inline TokenSources find_sources(CombineTables& tables, const Combine
                         ? workspace.own() + tables.landing_in[hop.rank] + hop.row * args.wire_stride
                         : args.params.row(hop.rank, me, hop.row);
       const bool chunks = args.push ? lands || !tables.placed.test(hop.rank)
-                                    : comes_in_chunks(args, step, hop.rank, ok);
+                                    : comes_in_chunks(args, epoch, hop.rank, ok);
       if (ok && chunks) {
-        const std::uint32_t* flag = args.chunk(me, hop.rank, hop.row >> args.chunk_shift);
         // Pairs with send_tile.
-        late = !protocol::wait_until(memory, step.deadline,
-                                     [&] { return load_acquire(flag) == step.epoch; });
+        late = !await_flag(patience_of(args),
+                           args.chunk(me, hop.rank, hop.row >> args.chunk_shift), epoch);
       }
     }
     if (__any_sync(~0u, late || !ok)) {
-      record_late(workspace.header(), args.record, Phase::kCombine, step.epoch, hop.rank, late);
+      record_late(workspace.header(), args.record, Phase::kCombine, epoch, hop.rank, late);
       found.count = -1;
       return found;
     }
@@ -211,7 +207,8 @@ struct Fp8Sum {
   }
 };
 
-// What one warp of those that share some tokens' sums takes on: every num_warps-th unit.
+// What one warp of those that share some tokens' sums takes on: every num_warps-th unit, from its own
+// number on. sum_tokens is false if a wait ran out.
 struct SumShare {
   std::int32_t first_token;
   std::int32_t num_tokens;
@@ -220,21 +217,22 @@ struct SumShare {
 };
 
 template <class Sum>
-__device__ __forceinline__ void sum_tokens(CombineTables& tables, const CombineArgs& args,
-                                           const CombineStep& step, const SumShare& share) {
-  const std::int32_t num_units = share.num_tokens * args.units_per_token;
+__device__ __forceinline__ bool sum_tokens(CombineTables& tables, const CombineArgs& args,
+                                           Epoch epoch, const SumShare& share) {
+  const std::int32_t num_units = share.num_tokens * args.units_per_token();
   const std::int32_t unit_elements = args.rounds_per_unit * Sum::kRound;
   for (std::int32_t unit = share.warp; unit < num_units; unit += share.num_warps) {
-    const std::int32_t local = unit / args.units_per_token;
+    const std::int32_t local = args.units(unit);
     const std::int32_t token = share.first_token + local;
-    const TokenSources found = find_sources(tables, args, step, token);
-    if (found.count < 0) return;
-    const std::int32_t begin = (unit - local * args.units_per_token) * unit_elements;
+    const TokenSources found = find_sources(tables, args, epoch, token);
+    if (found.count < 0) return false;
+    const std::int32_t begin = (unit - local * args.units_per_token()) * unit_elements;
     const std::int32_t end = min(begin + unit_elements, args.params.elements);
     for (std::int32_t first = begin; first < end; first += Sum::kRound) {
       Sum::add_round(args, tables.sources[warp_id()], found, token, first);
     }
   }
+  return true;
 }
 
 }  // namespace moe_ep::cuda

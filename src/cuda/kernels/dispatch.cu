@@ -13,7 +13,7 @@ constexpr std::int32_t kSmallVectors = 1;
 constexpr std::int32_t kLargeVectors = 4;
 
 Kernel kernel_for(std::int32_t num_ranks, bool small) {
-  if (num_ranks > 32) return dispatch_large_kernel<kMaxRanks / 32, kLargeVectors>;
+  if (num_ranks > kSmallRanks) return dispatch_large_kernel<kMaxRanks / 32, kLargeVectors>;
   return small ? dispatch_small_kernel<kSmallVectors> : dispatch_large_kernel<1, kLargeVectors>;
 }
 
@@ -36,6 +36,8 @@ void plan_pieces(DispatchArgs& args, std::int32_t vectors) {
     const auto piece = static_cast<std::uint64_t>(kWarp * vectors * args.width[payload]);
     args.num_pieces += static_cast<std::int32_t>((row_bytes + piece - 1) / piece);
   }
+  args.pieces = FastDivide::make(args.num_pieces,
+                                 static_cast<std::int64_t>(args.num_pieces) * kRouteGroups * kWarp);
 }
 
 }  // namespace
@@ -50,7 +52,7 @@ cudaError_t launch_dispatch(const protocol::DispatchParams& params, const Launch
   args.early = options.early();
   const std::int32_t num_ranks = params.workspace.layout.num_ranks;
   const std::int32_t num_tokens = params.num_tokens > 1 ? params.num_tokens : 1;
-  if (num_tokens <= options.max_blocks() && num_ranks <= 32) {
+  if (num_tokens <= options.max_blocks() && num_ranks <= kSmallRanks) {
     plan_pieces(args, kSmallVectors);
     // A warp a piece, and some for the peers.
     std::int32_t warps = args.num_pieces + num_ranks;

@@ -1,4 +1,4 @@
-// Last part of a dispatch: flags, and what the peers have to say. A warp a peer.
+// Last part of a dispatch: flags, and what the peers have to say. One warp, a lane a peer.
 #pragma once
 
 #include "cuda/device/await.cuh"
@@ -7,147 +7,111 @@
 
 namespace moe_ep::cuda {
 
-// Blocks until every peer of step `last` has read the rows that were pushed to it. True if so. The
-// step's mask is in `active`, behind a barrier.
-__device__ inline bool drain_peers(AwaitTables& tables, const DispatchArgs& args, Epoch last) {
+__device__ __forceinline__ Patience patience_of(const DispatchArgs& args) {
+  return {args.params.timeout_ns, &args.params.workspace.header()->failed};
+}
+
+// Every warp of every block: waits until all peers of step `last` have read the rows that were pushed
+// to them. False, with the failure recorded, if some did not.
+__device__ inline bool drain_peers(const DispatchArgs& args, Epoch last) {
   const protocol::Workspace& workspace = args.params.workspace;
-  DeviceMemory memory{&workspace.header()->failed};
-  tables.outcome.clear();
-  __syncthreads();
-  const std::uint64_t deadline = clock_ns() + args.params.timeout_ns;
-  for (std::int32_t peer = static_cast<std::int32_t>(threadIdx.x);
-       peer < workspace.layout.num_ranks; peer += static_cast<std::int32_t>(blockDim.x)) {
-    if (peer == workspace.rank || !tables.active.test(peer) ||
-        !test_rank(&workspace.header()->active, peer)) {
-      continue;
-    }
-    const std::uint32_t* flag = &workspace.line(workspace.rank, peer)->done_flag;
-    // Pairs with the end of the peer's combine.
-    if (!protocol::wait_until(memory, deadline, [&] { return load_acquire(flag) == last; })) {
-      tables.outcome.missing.set(peer);
-    }
+  protocol::SliceHeader* header = workspace.header();
+  for (std::int32_t first = 0; first < workspace.layout.num_ranks; first += kWarp) {
+    const std::int32_t peer = first + lane_id();
+    const bool late = peer < workspace.layout.num_ranks && peer != workspace.rank &&
+                      test_rank(args.mask(), peer) && test_rank(&header->active, peer) &&
+                      // Pairs with the end of the peer's combine.
+                      !await_flag(patience_of(args), &workspace.line(workspace.rank, peer)->done_flag,
+                                  last);
+    if (!__any_sync(~0u, late)) continue;
+    record_late(header, args.record, Phase::kDispatch, protocol::next_epoch(last), peer, late);
+    return false;
   }
-  __syncthreads();
-  if (tables.outcome.missing.empty()) return true;
-  if (threadIdx.x == 0) {
-    record_timeout(workspace.header(), args.record, Phase::kDispatch, protocol::next_epoch(last),
-                   tables.outcome.missing);
-  }
-  return false;
+  return true;
 }
 
-// What a warp finds in the line of one peer. Uniform in the warp.
-struct Arrival {
-  bool missing = false;
-  std::int32_t field = -1;  // of the signature, that differs
-  std::int32_t want = 0;
-  std::int32_t got = 0;
-  std::int32_t count = 0;  // rows; may be out of bounds
-};
-
-__device__ __forceinline__ Arrival await_arrival(const protocol::DispatchParams& params,
-                                                 std::int32_t peer, Epoch epoch,
-                                                 std::uint64_t deadline) {
-  static_assert(protocol::kNumSignatureFields <= kWarp);
-  const protocol::Workspace& workspace = params.workspace;
-  protocol::PeerLine* line = workspace.line(workspace.rank, peer);
-  DeviceMemory memory{&workspace.header()->failed};
-  std::uint64_t word = 0;
-  bool arrived = true;
-  if (lane_id() == 0) {
-    // Pairs with raise_flags.
-    arrived = protocol::wait_until(memory, deadline, [&] {
-      word = load_acquire(tagged_word(&line->dispatch_flag));
-      return protocol::has_reached(tag_of(word), epoch);
-    });
+// First field of the own signature that a peer's differs in, or -1.
+__device__ __forceinline__ std::int32_t differing_field(const protocol::StepSignature& own,
+                                                        const protocol::StepSignature& peer) {
+  static_assert(protocol::kNumSignatureFields == 14 && sizeof(protocol::StepSignature) == 56 &&
+                offsetof(protocol::PeerLine, signature) % 16 == 0);
+  const auto* vectors = reinterpret_cast<const uint4*>(&peer);
+  const uint4 a = __ldcg(vectors);
+  const uint4 b = __ldcg(vectors + 1);
+  const uint4 c = __ldcg(vectors + 2);
+  const uint2 d = __ldcg(reinterpret_cast<const uint2*>(vectors + 3));
+  const std::uint32_t fields[] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, c.z, c.w, d.x, d.y};
+  std::int32_t differs = -1;
+#pragma unroll
+  for (int field = protocol::kNumSignatureFields - 1; field >= 0; --field) {
+    if (fields[field] != static_cast<std::uint32_t>(own.fields[field])) differs = field;
   }
-  __syncwarp();  // all lanes see what the flag announced
-  const bool has_field = lane_id() < protocol::kNumSignatureFields;
-  const std::int32_t want = has_field ? params.signature.fields[lane_id()] : 0;
-  const std::int32_t got = has_field ? __ldcg(&line->signature.fields[lane_id()]) : 0;
-  const std::uint32_t differ = __ballot_sync(~0u, want != got);
-  Arrival arrival;
-  arrival.missing = !__shfl_sync(~0u, static_cast<int>(arrived), 0);
-  arrival.count = __shfl_sync(~0u, static_cast<std::int32_t>(value_of(word)), 0);
-  if (differ != 0) {
-    arrival.field = __ffs(static_cast<int>(differ)) - 1;
-    arrival.want = __shfl_sync(~0u, want, arrival.field);
-    arrival.got = __shfl_sync(~0u, got, arrival.field);
-  }
-  return arrival;
+  return differs;
 }
 
-// Raises the own flag at every active peer, awaits theirs, checks what they announce and keeps
-// their counts. The whole block, which has seen what all blocks of the grid wrote. `rows_for(peer)`
-// is what was sent to it.
+// Raises the own flag at every active peer, awaits theirs, checks what they announce and keeps their
+// counts and the step's state. One warp that has seen and fenced what all blocks wrote;
+// `rows_for(peer)` is what was sent to it.
 template <class RowsFor>
-__device__ __forceinline__ void exchange_flags(AwaitTables& tables, const DispatchArgs& args,
-                                               Epoch epoch, RowsFor&& rows_for) {
+__device__ __forceinline__ void exchange_flags(const DispatchArgs& args, Epoch epoch,
+                                               RowsFor&& rows_for) {
   const protocol::DispatchParams& params = args.params;
   const protocol::Workspace& workspace = params.workspace;
   const std::int32_t num_ranks = workspace.layout.num_ranks;
-  for (std::int32_t peer = warp_id(); peer < num_ranks; peer += num_warps()) {
-    const std::int32_t rows = rows_for(peer);
-    if (lane_id() == 0 && tables.active.test(peer)) {
-      // Pairs with await_arrival: rows, ids, statistics and signature before.
-      store_release(tagged_word(&workspace.line(peer, workspace.rank)->dispatch_flag),
-                    tagged(epoch, static_cast<std::uint32_t>(rows)));
+  protocol::SliceHeader* header = workspace.header();
+  for (std::int32_t peer = lane_id(); peer < num_ranks; peer += kWarp) {
+    if (!test_rank(args.mask(), peer)) continue;
+    // With the fences of arrive_last a release of rows, ids, statistics and signature; pairs with
+    // the peer's load below.
+    store_relaxed(tagged_word(&workspace.line(peer, workspace.rank)->dispatch_flag),
+                  tagged(epoch, static_cast<std::uint32_t>(rows_for(peer))));
+  }
+  if (lane_id() < kRankMaskWords) header->active.words[lane_id()] = args.mask()->words[lane_id()];
+  if (lane_id() == 0) {
+    header->epoch = epoch;
+    header->drain = 0;
+    header->dispatch_arrivals = 0;
+  }
+  RankMask missing;
+  bool any_late = false;
+  for (std::int32_t first = 0; first < num_ranks; first += kWarp) {
+    const std::int32_t peer = first + lane_id();
+    const bool awaited = peer < num_ranks && test_rank(args.mask(), peer);
+    protocol::PeerLine* line = workspace.line(workspace.rank, awaited ? peer : workspace.rank);
+    std::uint64_t word = 0;
+    std::int32_t field = -1;
+    bool late = false;
+    if (awaited) {
+      // Pairs with the peer's store above.
+      late = !wait_until(patience_of(args), [&] {
+        word = load_acquire(tagged_word(&line->dispatch_flag));
+        return protocol::has_reached(tag_of(word), epoch);
+      });
+      if (!late) field = differing_field(params.signature, line->signature);
     }
-  }
-  tables.outcome.clear();
-  __syncthreads();
-  const std::uint64_t deadline = clock_ns() + params.timeout_ns;
-  std::int32_t bad_peer = kMaxRanks;
-  Arrival bad;
-  bool failed = false;
-  for (std::int32_t peer = warp_id(); peer < num_ranks; peer += num_warps()) {
-    std::int32_t count = 0;
-    if (tables.active.test(peer)) {
-      const Arrival arrival = await_arrival(params, peer, epoch, deadline);
-      const bool corrupt = arrival.count < 0 || arrival.count > params.tokens_per_rank;
-      if (arrival.missing) {
-        failed = true;
-        if (lane_id() == 0) tables.outcome.missing.set(peer);
-      } else if (arrival.field >= 0 || corrupt) {
-        failed = true;
-        if (bad_peer == kMaxRanks) {
-          bad_peer = peer;
-          bad = arrival;
-        }
-        if (lane_id() == 0) atomicMin(&tables.outcome.first_bad, peer);
-      } else {
-        count = arrival.count;
-      }
+    const auto count = static_cast<std::int32_t>(value_of(word));
+    const bool corrupt = awaited && !late && (count < 0 || count > params.tokens_per_rank);
+    const bool good = awaited && !late && !corrupt && field < 0;
+    if (peer < num_ranks) workspace.recv_counts()[peer] = good ? count : 0;
+    // A difference explains more than the silence of others: it wins over a timeout.
+    const std::uint32_t bad = __ballot_sync(~0u, field >= 0 || corrupt);
+    if (bad != 0) {
+      if (lane_id() != __ffs(static_cast<int>(bad)) - 1) return;
+      record_difference(header, args.record,
+                        field >= 0 ? protocol::StepResult::kMismatch
+                                   : protocol::StepResult::kCorrupt,
+                        Phase::kDispatch, epoch, peer, field,
+                        field >= 0 ? params.signature.fields[field] : params.tokens_per_rank,
+                        field >= 0 ? line->signature.fields[field] : count);
+      return;
     }
-    if (lane_id() == 0) workspace.recv_counts()[peer] = count;
+    if (!__any_sync(~0u, late)) continue;
+    any_late = true;
+    add_late(missing, peer, late);
   }
-  if (!__syncthreads_or(failed)) return;
-  // A difference explains more than the silence of others: it wins over a timeout.
-  if (tables.outcome.first_bad != kMaxRanks) {
-    if (bad_peer != tables.outcome.first_bad || lane_id() != 0) return;
-    if (bad.field >= 0) {
-      record_difference(workspace.header(), args.record, protocol::StepResult::kMismatch,
-                        Phase::kDispatch, epoch, bad_peer, bad.field, bad.want, bad.got);
-    } else {
-      record_difference(workspace.header(), args.record, protocol::StepResult::kCorrupt,
-                        Phase::kDispatch, epoch, bad_peer, -1, params.tokens_per_rank, bad.count);
-    }
-  } else if (threadIdx.x == 0) {
-    record_timeout(workspace.header(), args.record, Phase::kDispatch, epoch,
-                   tables.outcome.missing);
+  if (any_late && lane_id() == 0) {
+    record_timeout(header, args.record, Phase::kDispatch, epoch, missing);
   }
-}
-
-// One thread: what the next kernels find in the own slice.
-__device__ __forceinline__ void keep_state(const AwaitTables& tables, protocol::SliceHeader* header,
-                                           Epoch epoch) {
-  if (threadIdx.x < kRankMaskWords) {
-    header->active.words[threadIdx.x] = tables.active.words[threadIdx.x];
-  }
-  if (threadIdx.x != 0) return;
-  header->epoch = epoch;
-  header->drain = 0;
-  header->dispatch_arrivals = 0;
 }
 
 }  // namespace moe_ep::cuda

@@ -9,16 +9,16 @@ namespace moe_ep::cuda {
 
 // The rows of a batch, piece by piece, every piece to all ranks its token visits.
 template <int Vectors>
-__device__ __forceinline__ void put_batch(const RouteTables& tables, const DispatchArgs& args,
+__device__ __forceinline__ void put_batch(const RouteTables& routes, const DispatchArgs& args,
                                           std::int32_t first, std::int32_t num_tokens) {
   const std::int32_t num_units = num_tokens * args.num_pieces;
   for (std::int32_t unit = warp_id(); unit < num_units; unit += num_warps()) {
-    const std::int32_t local = unit / args.num_pieces;
+    const std::int32_t local = args.pieces(unit);
     const PutUnit put = put_unit<Vectors>(args, unit - local * args.num_pieces);
     Piece<Vectors> piece;
     load_unit(piece, args, put, first + local);
-    const protocol::Hop* hops = tables.hops + local * args.hops_per_token;
-    for (std::int32_t hop = 0; hop < tables.num_hops[local]; ++hop) {
+    const protocol::Hop* hops = routes.hops + local * args.hops_per_token;
+    for (std::int32_t hop = 0; hop < routes.num_hops[local]; ++hop) {
       put_piece(piece, args, put, hops[hop].rank, hops[hop].row);
     }
   }
@@ -28,7 +28,6 @@ template <int Words, int Vectors>
 __global__ void __launch_bounds__(kMaxBlockThreads, 1)
     dispatch_large_kernel(const __grid_constant__ DispatchArgs args) {
   __shared__ RouteTables routes;
-  __shared__ AwaitTables tables;
   const protocol::DispatchParams& params = args.params;
   const protocol::Workspace& workspace = params.workspace;
   const std::int32_t num_ranks = workspace.layout.num_ranks;
@@ -43,42 +42,34 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
 
   const StepState state = StepState::load(header);
   const bool drain = header->drain != 0;
-  const RankMask* mask = args.mask();
-  const auto active = to_bits<Words>(mask);
-  if (threadIdx.x < kRankMaskWords) tables.active.words[threadIdx.x] = mask->words[threadIdx.x];
+  const auto active = to_bits<Words>(args.mask());
   const std::int32_t begin = static_cast<std::int32_t>(blockIdx.x) * args.tokens_per_block;
   const std::int32_t end = min(begin + args.tokens_per_block, params.num_tokens);
+  // The same in all blocks: only the last one to arrive changes the word.
+  const bool failed = state.failed || (drain && !drain_peers(args, state.epoch));
 
-  if (drain) {  // the same in all blocks: only the last one to arrive changes the word
-    __syncthreads();
-    if (!drain_peers(tables, args, state.epoch)) return;
-  }
   count_earlier<Words>(routes, args, active, begin);
   for (std::int32_t first = begin; first < end; first += args.batch_tokens) {
     const std::int32_t batch_end = min(first + args.batch_tokens, end);
     const auto ranks = vote<Words>(routes, args, active, first, batch_end);
-    if (__syncthreads_or(state.failed)) return;  // also if a thread saw it that another did not
+    if (__syncthreads_or(failed)) return;  // also if a thread saw it that another did not
     place_groups(routes, num_ranks, batch_end - first);
     __syncthreads();
     list_hops<Words>(routes, args, ranks, first, batch_end);
     __syncthreads();
     put_batch<Vectors>(routes, args, first, batch_end - first);
   }
-  if (__syncthreads_or(state.failed)) return;
-  const auto rows_for = [&](std::int32_t peer) { return routes.next_row[peer]; };
-  if (blockIdx.x == gridDim.x - 1) put_counts(params, tables.active, rows_for);
-  if (blockIdx.x == 0) {
-    put_signatures(params, tables.active);
-    put_stats(params, tables.active);
+  if (__syncthreads_or(failed)) return;
+  for (std::int32_t peer = num_warps() - 1 - warp_id(); peer < num_ranks; peer += num_warps()) {
+    const bool takes_part = test_rank(args.mask(), peer);
+    if (blockIdx.x == 0) put_head(params, peer, takes_part);
+    if (blockIdx.x == gridDim.x - 1) put_tail(params, peer, takes_part, routes.next_row[peer]);
   }
-
   __syncthreads();
-  if (!arrive_last(tables.is_last, &header->dispatch_arrivals)) return;
-  const Epoch epoch = protocol::next_epoch(state.epoch);
-  exchange_flags(tables, args, epoch, [&](std::int32_t peer) {
-    return gridDim.x == 1 ? rows_for(peer) : __ldcg(workspace.send_counts() + peer);
+  if (warp_id() != 0 || !arrive_last(&header->dispatch_arrivals)) return;
+  exchange_flags(args, protocol::next_epoch(state.epoch), [&](std::int32_t peer) {
+    return gridDim.x == 1 ? routes.next_row[peer] : __ldcg(workspace.send_counts() + peer);
   });
-  keep_state(tables, header, epoch);
 }
 
 }  // namespace moe_ep::cuda

@@ -1,10 +1,21 @@
-// First part of a dispatch: where the tokens of a block go.
+// Where the tokens of a block go.
 #pragma once
 
 #include "cuda/device/route.cuh"
 #include "cuda/kernels/dispatch_args.cuh"
 
 namespace moe_ep::cuda {
+
+inline constexpr int kRouteGroups = 8;   // groups of 32 tokens in a batch, at most
+inline constexpr int kRouteHops = 2048;  // hops of a batch, at most
+
+struct RouteTables {
+  std::int32_t next_row[kMaxRanks];  // of the block's next token at each rank
+  std::uint32_t ballots[kRouteGroups][kMaxRanks];
+  std::int32_t first_row[kRouteGroups][kMaxRanks];  // of each group at each rank
+  protocol::Hop hops[kRouteHops];
+  std::int32_t num_hops[kRouteGroups * kWarp];
+};
 
 template <int Words>
 __device__ __forceinline__ RankBits<Words> to_bits(const RankMask* mask) {

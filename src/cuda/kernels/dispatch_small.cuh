@@ -1,8 +1,9 @@
 // The dispatch kernel of small steps: one token a block, at most 32 ranks.
 //
-// Every warp routes the token for itself and counts the earlier ones for itself, so nothing waits
-// for a barrier before the rows are on their way: one latency for the row, the ids and the earlier
-// tokens' ids, loaded side by side, then the stores.
+// Every warp routes the token for itself and counts the earlier ones for itself, so nothing waits for
+// a barrier before the rows are on their way. The row, the ids and the state are loaded side by side,
+// before any of them is looked at; what is known from constants is worked out before the producers
+// have ended. The last warps of the block, one a peer, add what does not depend on rows.
 #pragma once
 
 #include "cuda/kernels/dispatch_await.cuh"
@@ -10,102 +11,106 @@
 
 namespace moe_ep::cuda {
 
-// Where a token goes: a bit a rank, and in lane r its row at rank r.
-struct TokenRoute {
-  std::uint32_t ranks;
-  std::int32_t row;
-};
+inline constexpr std::int32_t kSmallRanks = 32;
 
-// The warp's route of `token`, and of nothing beyond the last token (then `row` counts them all).
-__device__ __forceinline__ TokenRoute route_token(const DispatchArgs& args, std::uint32_t active,
-                                                  std::int32_t token) {
-  const protocol::DispatchParams& params = args.params;
-  const std::int32_t num_ranks = params.workspace.layout.num_ranks;
-  TokenRoute route{0, 0};
-  if (token < params.num_tokens) {
-    const protocol::IdRow ids = params.ids(token);
-    for (std::int32_t first = 0; first < params.top_k; first += kWarp) {
-      const std::int32_t k = first + lane_id();
-      const std::int64_t id = k < params.top_k ? ids[k] : -1;
-      const std::uint32_t bit = args.ownership.ownership.is_void(id)
-                                    ? 0
-                                    : 1u << args.ownership.owner(static_cast<std::int32_t>(id));
-      route.ranks |= __reduce_or_sync(~0u, bit);
-    }
-    route.ranks &= active;
-  }
+// Tokens of groups of 32 before `token`: lane r counts those that go to rank r.
+__device__ __forceinline__ std::int32_t count_before(const DispatchArgs& args,
+                                                     std::uint32_t active, std::int32_t token) {
+  std::int32_t row = 0;
   for (std::int32_t first = 0; first < token; first += kWarp) {
     const std::int32_t earlier = first + lane_id();
-    const RankBits<1> visited = ranks_of_token<1>(params, args.ownership, {{active}},
-                                                  earlier < token ? earlier : params.num_tokens);
-    for (std::int32_t rank = 0; rank < num_ranks; ++rank) {
+    const RankBits<1> visited =
+        ranks_of_token<1>(args.params, args.ownership, {{active}},
+                          earlier < token ? earlier : args.params.num_tokens);
+    for (std::int32_t rank = 0; rank < args.params.workspace.layout.num_ranks; ++rank) {
       const std::uint32_t ballot = __ballot_sync(~0u, visited.words[0] >> rank & 1);
-      if (lane_id() == rank) route.row += __popc(ballot);
+      if (lane_id() == rank) row += __popc(ballot);
     }
   }
-  return route;
+  return row;
+}
+
+// The ranks that own one of the lanes' ids.
+__device__ __forceinline__ std::uint32_t ranks_of_ids(const FastOwnership& ownership,
+                                                      std::int64_t id) {
+  const std::uint32_t bit =
+      ownership.is_void(id) ? 0 : 1u << ownership.owner(static_cast<std::int32_t>(id));
+  return __reduce_or_sync(~0u, bit);
 }
 
 template <int Vectors>
 __global__ void __launch_bounds__(kMaxBlockThreads, 1)
     dispatch_small_kernel(const __grid_constant__ DispatchArgs args) {
-  __shared__ AwaitTables tables;
   const protocol::DispatchParams& params = args.params;
   const protocol::Workspace& workspace = params.workspace;
+  const std::int32_t num_ranks = workspace.layout.num_ranks;
   protocol::SliceHeader* header = workspace.header();
   if (args.early) launch_dependents();
   const auto token = static_cast<std::int32_t>(blockIdx.x);
   const bool sends = token < params.num_tokens;  // false only without tokens
   PutUnit put = put_unit<Vectors>(args, warp_id());
+  const bool has_unit = sends && warp_id() < args.num_pieces;
+  const protocol::IdRow ids = params.ids(token);
   wait_for_producers();
 
   Piece<Vectors> piece;
-  if (sends && warp_id() < args.num_pieces) load_unit(piece, args, put, token);
+  if (has_unit && !put.ids) {
+    load_piece(piece, put.from + token * put.stride, put.offset, put.row_bytes, put.width);
+  }
+  const std::int64_t id = sends && lane_id() < params.top_k ? ids[lane_id()] : -1;
+  const std::int64_t more_id =
+      sends && lane_id() + kWarp < params.top_k ? ids[lane_id() + kWarp] : -1;
   const StepState state = StepState::load(header);
   const bool drain = header->drain != 0;
-  const RankMask* mask = args.mask();
-  const auto active = static_cast<std::uint32_t>(mask->words[0]);
-  if (threadIdx.x < kRankMaskWords) tables.active.words[threadIdx.x] = mask->words[threadIdx.x];
-  const TokenRoute route = route_token(args, active, token);
+  const auto active = static_cast<std::uint32_t>(args.default_mask != nullptr
+                                                     ? args.default_mask->words[0]
+                                                     : params.active.words[0]);
+  std::uint32_t ranks = ranks_of_ids(args.ownership, id);
+  if (params.top_k > kWarp) ranks |= ranks_of_ids(args.ownership, more_id);
+  ranks &= active;
+  const std::int32_t row = count_before(args, active, token);
+  const std::int32_t sent = row + static_cast<std::int32_t>(ranks >> lane_id() & 1);
+  // The same in all blocks: only the last one to arrive changes the word.
+  const bool failed = state.failed || (drain && !drain_peers(args, state.epoch));
 
-  if (drain) {  // the same in all blocks: only the last one to arrive changes the word
-    __syncthreads();
-    if (!drain_peers(tables, args, state.epoch)) return;
-  }
-  if (!state.failed && sends) {
-    for (std::int32_t unit = warp_id(); unit < args.num_pieces; unit += num_warps()) {
+  if (!failed) {
+    if (has_unit && put.ids) {
+#pragma unroll
+      for (int i = 0; i < Vectors; ++i) {
+        const bool upper = put.offset / 4 + i * kWarp >= kWarp;
+        piece.vectors[i].x = sent_id(args, upper ? more_id : id);
+      }
+    }
+    for (std::int32_t unit = warp_id(); sends && unit < args.num_pieces; unit += num_warps()) {
       if (unit != warp_id()) {
         put = put_unit<Vectors>(args, unit);
         load_unit(piece, args, put, token);
       }
-      for_each_rank(RankBits<1>{{route.ranks}}, [&](std::int32_t rank) {
-        put_piece(piece, args, put, rank, __shfl_sync(~0u, route.row, rank));
-      });
+      for (std::uint32_t left = ranks; left != 0; left &= left - 1) {
+        const std::int32_t rank = __ffs(static_cast<int>(left)) - 1;
+        put_piece(piece, args, put, rank, __shfl_sync(~0u, row, rank));
+      }
     }
-    if (warp_id() == 0) {
+    if (warp_id() == 0 && sends) {
       protocol::Hop* hops = workspace.hops(token);
-      const std::int32_t index = __popc(route.ranks & ((1u << lane_id()) - 1));
-      if ((route.ranks >> lane_id() & 1) != 0) hops[index] = {lane_id(), route.row};
-      const std::int32_t count = __popc(route.ranks);
+      const std::int32_t index = __popc(ranks & ((1u << lane_id()) - 1));
+      if ((ranks >> lane_id() & 1) != 0) hops[index] = {lane_id(), row};
+      const std::int32_t count = __popc(ranks);
       if (lane_id() == 0 && count < workspace.layout.hops_per_token()) hops[count] = {-1, 0};
     }
+    for (std::int32_t peer = num_warps() - 1 - warp_id(); peer < num_ranks; peer += num_warps()) {
+      const bool takes_part = (active >> peer & 1) != 0;
+      if (blockIdx.x == 0) put_head(params, peer, takes_part);
+      if (blockIdx.x == gridDim.x - 1) {
+        put_tail(params, peer, takes_part, __shfl_sync(~0u, sent, peer));
+      }
+    }
   }
-  if (__syncthreads_or(state.failed)) return;  // also if a thread saw it that another did not
-  const std::int32_t sent = route.row + static_cast<std::int32_t>(route.ranks >> lane_id() & 1);
-  const auto rows_for = [&](std::int32_t peer) { return __shfl_sync(~0u, sent, peer); };
-  if (blockIdx.x == gridDim.x - 1) put_counts(params, tables.active, rows_for);
-  if (blockIdx.x == 0) {
-    put_signatures(params, tables.active);
-    put_stats(params, tables.active);
-  }
-
-  __syncthreads();
-  if (!arrive_last(tables.is_last, &header->dispatch_arrivals)) return;
-  const Epoch epoch = protocol::next_epoch(state.epoch);
-  exchange_flags(tables, args, epoch, [&](std::int32_t peer) {
-    return gridDim.x == 1 ? rows_for(peer) : __ldcg(workspace.send_counts() + peer);
+  if (__syncthreads_or(failed) || warp_id() != 0) return;
+  if (!arrive_last(&header->dispatch_arrivals)) return;
+  exchange_flags(args, protocol::next_epoch(state.epoch), [&](std::int32_t peer) {
+    return gridDim.x == 1 ? sent : __ldcg(workspace.send_counts() + peer);  // lane r is peer r
   });
-  keep_state(tables, header, epoch);
 }
 
 }  // namespace moe_ep::cuda

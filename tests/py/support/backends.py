@@ -62,9 +62,7 @@ BACKENDS = {
     backend.id: backend
     for backend in (
         Backend("torch_dist", moe_ep.TorchDistConfig, "processes"),
-        Backend("host-threads", moe_ep.HostAlltoAllConfig, "threads", {"lamport": False}),
-        Backend("host-threads-lamport", moe_ep.HostAlltoAllConfig, "threads", {"lamport": True}),
-        Backend("host-threads-counted", moe_ep.HostAlltoAllConfig, "threads", {"cft": True}),
+        Backend("host-threads", moe_ep.HostAlltoAllConfig, "threads"),
         Backend("host-processes", moe_ep.HostAlltoAllConfig, "processes"),
         Backend("torch_dist-staged", moe_ep.TorchDistConfig, "processes", device="cuda"),
         Backend("torch_dist-nccl", moe_ep.TorchDistConfig, "processes", {}, "cuda", "nccl"),
