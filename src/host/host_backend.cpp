@@ -1,5 +1,7 @@
 // The host backend: the protocol's own functions, run by one thread or by a team.
 
+#include <algorithm>
+
 #include "backend/backend.hpp"
 #include "host/float_environment.hpp"
 #include "host/host_memory.hpp"
@@ -20,6 +22,15 @@ using protocol::StepStatus;
 // Below this many bytes a step is done before workers are awake.
 constexpr std::int64_t kMinTeamBytes = 256 << 10;
 
+// How the rows of a phase that puts `bytes` are copied.
+HostMemory::Copy row_copy(std::int64_t bytes) {
+#if defined(__SANITIZE_THREAD__)
+  return kernels().copy;  // the race detector does not see streaming stores
+#else
+  return bytes >= kStreamingBytes ? kernels().copy_streaming : kernels().copy;
+#endif
+}
+
 class HostBackend final : public Backend {
  public:
   explicit HostBackend(int num_threads) : team_(num_threads) {}
@@ -29,8 +40,11 @@ class HostBackend final : public Backend {
     for (int payload = 0; payload < params.num_payloads; ++payload) {
       row_bytes += params.row_bytes(payload);
     }
-    return run(row_bytes * params.num_tokens, [&](auto& coop, StepStatus& shared) {
-      HostMemory memory{kernels()};
+    const std::int64_t bytes = row_bytes * params.num_tokens;
+    const std::int64_t visits = std::min(params.top_k, params.workspace.layout.num_ranks);
+    const HostMemory::Copy copy = row_copy(bytes * visits);
+    return run(bytes, [&](auto& coop, StepStatus& shared) {
+      HostMemory memory{copy};
       return protocol::dispatch<FenceTransport>(coop, memory, params, shared);
     });
   }
@@ -38,7 +52,7 @@ class HostBackend final : public Backend {
   StepStatus combine(const CombineParams& params, const CombineOutput& output) override {
     clear_scale_padding(params, output);
     return run(params.row_bytes * params.num_tokens, [&](auto& coop, StepStatus& shared) {
-      HostMemory memory{kernels()};
+      HostMemory memory{kernels().copy};
       HostRows rows(kernels(), params, output);
       return protocol::combine<FenceTransport>(coop, memory, rows, params, shared);
     });

@@ -35,10 +35,12 @@ inline void spin_pause(std::uint32_t polls) {
 }
 
 struct HostMemory {
-  const Kernels& kernels;
+  using Copy = void (*)(std::byte* to, const std::byte* from, std::size_t bytes);
+
+  Copy copy;
 
   void copy_row(std::byte* to, const std::byte* from, std::int64_t bytes) const {
-    kernels.copy(to, from, static_cast<std::size_t>(bytes));
+    copy(to, from, static_cast<std::size_t>(bytes));
   }
 
   void store_release(std::uint32_t* word, std::uint32_t value) const {

@@ -1,7 +1,5 @@
 #include "host/rows.hpp"
 
-#include <cstring>
-
 #include "protocol/block_scale.hpp"
 #include "protocol/fp8_wire.hpp"
 #include "protocol/scale_layout.hpp"
@@ -79,7 +77,7 @@ void HostRows::place(std::byte* to, const std::byte* from) {
   } else {
     kernels_.finite_or_nan_row(codec_, from, params_.elements, scratch_.data());
   }
-  std::memcpy(to, scratch_.data(), static_cast<std::size_t>(bytes));
+  kernels_.copy(to, scratch_.data(), static_cast<std::size_t>(bytes));
 }
 
 void HostRows::sum_as(Codec out_codec, const std::byte* const* rows, std::int32_t num_rows,

@@ -54,6 +54,9 @@ struct FastOwnership {
     fast.small = FastDivide::make(ownership.base > 0 ? ownership.base : 1, ownership.num_experts);
     return fast;
   }
+  __device__ __forceinline__ bool is_void(std::int32_t id) const {
+    return static_cast<std::uint32_t>(id) >= static_cast<std::uint32_t>(num_experts);
+  }
   __device__ __forceinline__ bool is_void(std::int64_t id) const {
     return static_cast<std::uint64_t>(id) >= static_cast<std::uint64_t>(num_experts);
   }
@@ -75,21 +78,15 @@ struct RankBits {
   }
 };
 
-// The active ranks that `token` visits; nothing for tokens outside [0, num_tokens).
-template <int Words>
-__device__ __forceinline__ RankBits<Words> ranks_of_token(const protocol::DispatchParams& params,
-                                                          const FastOwnership& ownership,
-                                                          const RankBits<Words>& active,
-                                                          std::int32_t token) {
+// Adds the ranks that own one of `top_k` ids.
+template <class Id, int Words>
+__device__ __forceinline__ void add_owners(RankBits<Words>& ranks, const FastOwnership& ownership,
+                                           const Id* ids, std::int32_t top_k) {
   constexpr int kBatch = 8;  // loads on their way at once
-  RankBits<Words> ranks;
-  if (token >= params.num_tokens) return ranks;
-  const protocol::IdRow ids = params.ids(token);
-  for (std::int32_t first = 0; first < params.top_k; first += kBatch) {
-    std::int64_t batch[kBatch];
+  for (std::int32_t first = 0; first < top_k; first += kBatch) {
+    Id batch[kBatch];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      batch[i] = first + i < params.top_k ? ids[first + i] : -1;
+    for (int i = 0; i < kBatch; ++i) batch[i] = first + i < top_k ? ids[first + i] : Id{-1};
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (!ownership.is_void(batch[i])) {
@@ -97,9 +94,24 @@ __device__ __forceinline__ RankBits<Words> ranks_of_token(const protocol::Dispat
       }
     }
   }
+}
+
+// The active ranks that `token` visits; nothing for tokens outside [0, num_tokens).
+template <int Words>
+__device__ __forceinline__ RankBits<Words> ranks_of_token(const protocol::DispatchParams& params,
+                                                          const FastOwnership& ownership,
+                                                          const RankBits<Words>& active,
+                                                          std::int32_t token) {
+  RankBits<Words> ranks;
+  if (token >= params.num_tokens) return ranks;
+  const std::byte* ids = params.topk_ids + token * params.topk_ids_stride;
+  if (params.wide_ids) {
+    add_owners(ranks, ownership, reinterpret_cast<const std::int64_t*>(ids), params.top_k);
+  } else {
+    add_owners(ranks, ownership, reinterpret_cast<const std::int32_t*>(ids), params.top_k);
+  }
 #pragma unroll
-  for (int word = 0; word < Words; ++word)
-    ranks.words[word] &= active.words[word];
+  for (int word = 0; word < Words; ++word) ranks.words[word] &= active.words[word];
   return ranks;
 }
 

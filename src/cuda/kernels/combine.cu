@@ -80,12 +80,14 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   args.copy_pieces = static_cast<std::int32_t>(
       ceil_div(params.row_bytes, piece_bytes<kCopyVectors>(args.copy_width)));
   args.wide_output = row_width(bits_of(output.rows) | bits_of(output.stride)) == 16;
-  const CombineVariant variant =
-      variant_for(params.format, fp8, wide, output.format != OutputFormat::kPlain);
+  const bool quantised = output.format != OutputFormat::kPlain;
+  const CombineVariant variant = variant_for(params.format, fp8, wide, quantised);
 
-  std::int32_t blocks = options.max_blocks(tuning.threads);
+  const std::int32_t held = combine_threads(quantised);
+  const std::int32_t threads = tuning.threads < held ? tuning.threads : held;
+  std::int32_t blocks = options.max_blocks(threads, held);
   const std::int64_t num_rounds = ceil_div(params.elements, variant.round);
-  const std::int32_t warps = tuning.threads / kWarp;
+  const std::int32_t warps = threads / kWarp;
   if (args.push) {
     args.ask_landing = options.sms() >= tuning.min_push_sms;
     args.team_warps = tuning.team_warps;
@@ -115,7 +117,7 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
     if (blocks > useful) blocks = static_cast<std::int32_t>(useful);
   }
   const std::size_t scale_bytes = fp8 ? 2 * 4 * protocol::fp8_num_blocks(params.elements) : 0;
-  return enqueue(variant.kernel, blocks, tuning.threads, scale_bytes, options.pdl, stream, args);
+  return enqueue(variant.kernel, blocks, threads, scale_bytes, options.pdl, stream, args);
 }
 
 cudaError_t preload_combine() {

@@ -49,11 +49,13 @@ __device__ __forceinline__ void announce(const CombineTables& tables, const Comb
                                          Epoch epoch) {
   const protocol::Workspace& workspace = args.params.workspace;
   const std::uint32_t code = args.code | (args.place ? 0 : protocol::kRowsPlaced);
-  // Releases, for both words, what earlier kernels of this rank did: rows written in place, the last
-  // use of the bytes where rows are to land.
-  fence_sys();
   for (std::int32_t peer = lane_id(); peer < workspace.layout.num_ranks; peer += kWarp) {
-    if (peer == workspace.rank || !test_rank(&workspace.header()->active, peer)) continue;
+    const bool takes_part = peer != workspace.rank &&
+                            test_rank(&workspace.header()->active, peer);
+    // Releases, for both words, what earlier kernels of this rank did: rows written in place, the
+    // last use of the bytes where rows are to land. While the mask is on its way.
+    fence_sys();
+    if (!takes_part) continue;
     protocol::PeerLine* line = workspace.line(peer, workspace.rank);
     // Pairs with the peer's loads in await_entries and comes_in_chunks.
     store_relaxed(tagged_word(&line->combine_flag), tagged(epoch, code));

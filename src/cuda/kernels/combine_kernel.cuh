@@ -24,7 +24,7 @@ __device__ __forceinline__ void send_tiles(const Team& team, std::int32_t index,
 }
 
 template <class Codec, bool Fp8, bool Wide, bool Quantised>
-__global__ void __launch_bounds__(kMaxBlockThreads, 1)
+__global__ void __launch_bounds__(combine_threads(Quantised), 1)
     combine_kernel(const __grid_constant__ CombineArgs args) {
   using Sum = std::conditional_t<Fp8, Fp8Sum<Codec, Wide, Quantised>,
                                  PlainSum<Codec, Wide, Quantised>>;

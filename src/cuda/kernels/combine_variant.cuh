@@ -5,6 +5,11 @@
 
 namespace moe_ep::cuda {
 
+// Threads that a multiprocessor holds of them. Quantised outputs need more registers a thread.
+inline constexpr std::int32_t combine_threads(bool quantised) {
+  return quantised ? kMaxBlockThreads / 2 : kMaxBlockThreads;
+}
+
 struct CombineVariant {
   void (*kernel)(CombineArgs);
   std::int32_t round;  // elements that a warp adds at once

@@ -67,10 +67,10 @@ struct LaunchOptions {
     if (max_sms > 0 && max_sms < sms) sms = max_sms;
     return sms > 1 ? sms : 1;
   }
-  // Blocks of `threads` that fill them; of every kernel here, kMaxBlockThreads / threads blocks fit
-  // a multiprocessor at any time.
-  std::int32_t max_blocks(std::int32_t threads = kMaxBlockThreads) const {
-    return sms() * (kMaxBlockThreads / threads);
+  // Blocks of `threads` of a kernel of which `held` threads fit a multiprocessor at any time.
+  std::int32_t max_blocks(std::int32_t threads = kMaxBlockThreads,
+                          std::int32_t held = kMaxBlockThreads) const {
+    return sms() * (held / threads);
   }
   bool early() const { return pdl == Pdl::kEarly && ranks_on_device == 1; }
 };

@@ -208,11 +208,12 @@ TEST_P(WorkspaceProcessFailure, KilledRankIsNoticedAtOnceAndLeavesThePeersClean)
       HookedBackend hooked(comm, [&](int call) {
         if (rank == 1 && call == victim_call) ::raise(SIGKILL);
       });
-      Resources before = Resources::now();
+      const Resources before = Resources::now();
       EXPECT_THAT(failure_of([&] { SymmetricWorkspace::create_host(hooked, kBytes); }),
                   HasSubstr("rank 1"));
-      if (rank == 0) before.num_fds = Resources::now().num_fds;  // its group has ended
-      EXPECT_EQ(Resources::now(), before);
+      // Fewer where the backend has closed its connections, because its group has ended.
+      EXPECT_LE(Resources::now().num_fds, before.num_fds);
+      EXPECT_EQ(Resources::now().num_shared_mappings, before.num_shared_mappings);
     });
     EXPECT_LT(std::chrono::steady_clock::now() - start, 10s);
     for (const auto& report : reports)
