@@ -440,16 +440,14 @@ Options parse(int argc, char** argv) {
       options.experts = static_cast<int>(value());
     else if (name == "--push-bytes")
       options.tuning.push_bytes = value();
-    else if (name == "--lag")
-      options.tuning.lag = static_cast<int>(value());
+    else if (name == "--team-warps")
+      options.tuning.team_warps = static_cast<int>(value());
     else if (name == "--chunk-bytes")
       options.tuning.chunk_bytes = value();
     else if (name == "--threads")
       options.tuning.threads = static_cast<int>(value());
     else if (name == "--dispatch-threads")
       options.dispatch_tuning.threads = static_cast<int>(value());
-    else if (name == "--pull-blocks")
-      options.tuning.pull_blocks = static_cast<int>(value());
     else if (name == "--tokens" && i + 1 < argc) {
       options.tokens.clear();
       for (char* at = argv[++i]; *at != '\0';) {

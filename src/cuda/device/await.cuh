@@ -26,8 +26,8 @@ __device__ __forceinline__ bool test_rank(const RankMask* mask, std::int32_t ran
   return (mask->words[rank / 64] >> (rank % 64) & 1) != 0;
 }
 
-// How long a step may wait, and the word that ends all waits of the rank: SliceHeader::failed, set by
-// another block that gave up or by the host that wants the kernel to end.
+// How long a step may wait, and the word that ends all waits of the rank: SliceHeader::failed, set
+// by another block that gave up or by the host that wants the kernel to end.
 struct Patience {
   std::uint64_t timeout_ns;
   const std::uint32_t* failed;

@@ -86,7 +86,8 @@ __device__ __forceinline__ void add_owners(RankBits<Words>& ranks, const FastOwn
   for (std::int32_t first = 0; first < top_k; first += kBatch) {
     Id batch[kBatch];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) batch[i] = first + i < top_k ? ids[first + i] : Id{-1};
+    for (int i = 0; i < kBatch; ++i)
+      batch[i] = first + i < top_k ? ids[first + i] : Id{-1};
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (!ownership.is_void(batch[i])) {
@@ -111,7 +112,8 @@ __device__ __forceinline__ RankBits<Words> ranks_of_token(const protocol::Dispat
     add_owners(ranks, ownership, reinterpret_cast<const std::int32_t*>(ids), params.top_k);
   }
 #pragma unroll
-  for (int word = 0; word < Words; ++word) ranks.words[word] &= active.words[word];
+  for (int word = 0; word < Words; ++word)
+    ranks.words[word] &= active.words[word];
   return ranks;
 }
 

@@ -83,7 +83,7 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   const bool quantised = output.format != OutputFormat::kPlain;
   const CombineVariant variant = variant_for(params.format, fp8, wide, quantised);
 
-  const std::int32_t held = combine_threads(quantised);
+  const std::int32_t held = combine_threads(fp8, quantised);
   const std::int32_t threads = tuning.threads < held ? tuning.threads : held;
   std::int32_t blocks = options.max_blocks(threads, held);
   const std::int64_t num_rounds = ceil_div(params.elements, variant.round);
@@ -110,8 +110,7 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   }
   args.units = FastDivide::make(units_per_token, params.num_tokens * units_per_token);
   if (!args.push) {
-    const std::int64_t sums =
-        ceil_div(params.num_tokens * units_per_token, warps);
+    const std::int64_t sums = ceil_div(params.num_tokens * units_per_token, warps);
     const std::int64_t tiles = args.place ? args.num_tiles : 1;
     const std::int64_t useful = sums > tiles ? sums : tiles;
     if (blocks > useful) blocks = static_cast<std::int32_t>(useful);

@@ -10,16 +10,16 @@
 // combine region in its own slice, which is free by then (layout.hpp), in compact blocks of as many
 // rows as it has sent to each peer. Where a block does not fit, or the rank has few multiprocessors
 // (it would have to read every row once more), it asks for no landing and pulls that peer's rows.
-// The work is cut into tiles of chunk_rows rows. Two teams of warps in each block do nothing but push
-// tiles to all peers and raise a flag a tile and peer; the block's other warps sum the tokens of
-// tiles, each row as soon as its flag is there. So stores, sums and waits never take turns. After the
-// step each rank tells its peers that it has read what they pushed, and the next dispatch waits for
-// that (dispatch.hpp).
+// The work is cut into tiles of chunk_rows rows. Two teams of warps in each block do nothing but
+// push tiles to all peers and raise a flag a tile and peer; the block's other warps sum the tokens
+// of tiles, each row as soon as its flag is there. So stores, sums and waits never take turns.
+// After the step each rank tells its peers that it has read what they pushed, and the next dispatch
+// waits for that (dispatch.hpp).
 //
 // **Who waits for whom.** Pushing warps wait only for the peers' entries, which the first block of
-// each rank announces before it waits for anything. Summing warps wait for pushes. A rank that pulls
-// places rows, if it must, before it waits. So the waits have no circle, and all blocks of all ranks
-// of a GPU are resident or can be (launch.hpp).
+// each rank announces before it waits for anything. Summing warps wait for pushes. A rank that
+// pulls places rows, if it must, before it waits. So the waits have no circle, and all blocks of
+// all ranks of a GPU are resident or can be (launch.hpp).
 //
 // Choosing between the two ways depends only on values that all ranks share.
 #pragma once

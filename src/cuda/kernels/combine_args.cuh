@@ -54,8 +54,9 @@ struct CombineArgs {
 // In shared memory. Steps that neither push nor place rows use only `sources`.
 struct CombineTables {
   const std::byte* sources[kMaxBlockThreads / kWarp][kMaxTopK];  // of each warp's token
-  std::int64_t landing_in[kMaxRanks];   // where peers push to, in the own slice; -1: they do not
-  std::int64_t landing_out[kMaxRanks];  // where this rank pushes to, in a peer's slice; -1: it pulls
+  std::int64_t landing_in[kMaxRanks];  // where peers push to, in the own slice; -1: they do not
+  std::int64_t
+      landing_out[kMaxRanks];  // where this rank pushes to, in a peer's slice; -1: it pulls
   std::int32_t recv_counts[kMaxRanks];
   SharedMask active;
   SharedMask placed;  // ranks whose rows need no chunk flags

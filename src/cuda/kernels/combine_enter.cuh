@@ -50,8 +50,7 @@ __device__ __forceinline__ void announce(const CombineTables& tables, const Comb
   const protocol::Workspace& workspace = args.params.workspace;
   const std::uint32_t code = args.code | (args.place ? 0 : protocol::kRowsPlaced);
   for (std::int32_t peer = lane_id(); peer < workspace.layout.num_ranks; peer += kWarp) {
-    const bool takes_part = peer != workspace.rank &&
-                            test_rank(&workspace.header()->active, peer);
+    const bool takes_part = peer != workspace.rank && test_rank(&workspace.header()->active, peer);
     // Releases, for both words, what earlier kernels of this rank did: rows written in place, the
     // last use of the bytes where rows are to land. While the mask is on its way.
     fence_sys();
@@ -62,17 +61,16 @@ __device__ __forceinline__ void announce(const CombineTables& tables, const Comb
     if (!args.push) continue;
     const std::int64_t landing = tables.landing_in[peer];
     // Pairs with the peer's load in await_entries.
-    store_relaxed(tagged_word(&line->landing_flag),
-                  tagged(epoch, landing < 0 ? protocol::kNoLanding
-                                            : static_cast<std::uint32_t>(landing /
-                                                                         protocol::kAlign)));
+    store_relaxed(
+        tagged_word(&line->landing_flag),
+        tagged(epoch, landing < 0 ? protocol::kNoLanding
+                                  : static_cast<std::uint32_t>(landing / protocol::kAlign)));
   }
 }
 
-// Awaits all active peers' entries and checks that they combine alike; keeps what they announce. One
-// warp. False, with the failure recorded, if some did not come or differ.
-__device__ inline bool await_entries(CombineTables& tables, const CombineArgs& args,
-                                     Epoch epoch) {
+// Awaits all active peers' entries and checks that they combine alike; keeps what they announce.
+// One warp. False, with the failure recorded, if some did not come or differ.
+__device__ inline bool await_entries(CombineTables& tables, const CombineArgs& args, Epoch epoch) {
   const protocol::Workspace& workspace = args.params.workspace;
   protocol::SliceHeader* header = workspace.header();
   const std::uint32_t want = args.code;

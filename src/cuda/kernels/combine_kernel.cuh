@@ -24,10 +24,10 @@ __device__ __forceinline__ void send_tiles(const Team& team, std::int32_t index,
 }
 
 template <class Codec, bool Fp8, bool Wide, bool Quantised>
-__global__ void __launch_bounds__(combine_threads(Quantised), 1)
+__global__ void __launch_bounds__(combine_threads(Fp8, Quantised), 1)
     combine_kernel(const __grid_constant__ CombineArgs args) {
-  using Sum = std::conditional_t<Fp8, Fp8Sum<Codec, Wide, Quantised>,
-                                 PlainSum<Codec, Wide, Quantised>>;
+  using Sum =
+      std::conditional_t<Fp8, Fp8Sum<Codec, Wide, Quantised>, PlainSum<Codec, Wide, Quantised>>;
   __shared__ CombineTables tables;
   extern __shared__ float scales[];  // of each team
   const protocol::CombineParams& params = args.params;
@@ -65,9 +65,9 @@ __global__ void __launch_bounds__(combine_threads(Quantised), 1)
   // Who sums: a block's other warps one tile's tokens after another's, or all warps everything,
   // neighbouring units on different multiprocessors, so that a small step is spread out.
   if (!args.push) {
-    sum_tokens<Sum>(tables, args, epoch,
-                    {0, params.num_tokens, warp_id() * num_blocks + block,
-                     num_warps() * num_blocks});
+    sum_tokens<Sum>(
+        tables, args, epoch,
+        {0, params.num_tokens, warp_id() * num_blocks + block, num_warps() * num_blocks});
     // One warp awaits also those who have no row for this rank: the step ends with all of them.
     if (block == 0 && last_warp) await_entries(tables, args, epoch);
     return;

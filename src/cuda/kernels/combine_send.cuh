@@ -64,8 +64,8 @@ __device__ __forceinline__ void send_rows(const Team& team, const CombineArgs& a
 // ranks write to the same one. `scales` is the team's, for rows that are encoded in place.
 template <class Codec, bool Fp8, bool Wide>
 __device__ __forceinline__ void send_tile(const Team& team, const CombineTables& tables,
-                                          const CombineArgs& args, Epoch epoch,
-                                          std::int32_t tile, float* scales) {
+                                          const CombineArgs& args, Epoch epoch, std::int32_t tile,
+                                          float* scales) {
   const protocol::Workspace& workspace = args.params.workspace;
   const std::int32_t num_ranks = workspace.layout.num_ranks;
   const std::int32_t first = tile << args.chunk_shift;

@@ -63,8 +63,8 @@ __device__ inline TokenSources find_sources(CombineTables& tables, const Combine
                                     : comes_in_chunks(args, epoch, hop.rank, ok);
       if (ok && chunks) {
         // Pairs with send_tile.
-        late = !await_flag(patience_of(args),
-                           args.chunk(me, hop.rank, hop.row >> args.chunk_shift), epoch);
+        late = !await_flag(patience_of(args), args.chunk(me, hop.rank, hop.row >> args.chunk_shift),
+                           epoch);
       }
     }
     if (__any_sync(~0u, late || !ok)) {
@@ -144,7 +144,18 @@ struct PlainSum {
 template <class Codec, bool Wide, bool Quantised>
 struct Fp8Sum {
   static constexpr int kElements = Wide ? 16 : 1;
+  static constexpr int kBatch = 4;
   static constexpr std::int32_t kRound = kWarp * kElements;
+
+  // What a lane needs of a row.
+  struct Part {
+    uint4 codes;
+    float scale;
+  };
+
+  static __device__ __forceinline__ float sum_up(float sum, float value, float factor) {
+    return protocol::sum_next(sum, protocol::mul_rn(value, factor));
+  }
 
   static __device__ __forceinline__ void add_round(const CombineArgs& args,
                                                    const std::byte* const* list,
@@ -153,8 +164,8 @@ struct Fp8Sum {
     const std::int32_t elements = args.params.elements;
     const std::int32_t element = first + lane_id() * kElements;
     const bool valid = element < elements;
-    const std::int32_t block = element / protocol::kFp8BlockElements;
-    const std::int64_t scale_at = protocol::fp8_scales_offset(elements) + 4 * block;
+    const std::int64_t scale_at =
+        protocol::fp8_scales_offset(elements) + 4 * (element / protocol::kFp8BlockElements);
     Fp8Codes<Wide> own{};
     if (found.own >= 0) {
       const std::int32_t begin =
@@ -162,11 +173,32 @@ struct Fp8Sum {
       own = encode_unit<Codec, Wide>(list[found.own], begin, elements);
       if (!Wide) own.words[0] >>= 8 * ((first - begin) / kWarp);
     }
+    const auto load = [&](Part& part, std::int32_t row) {
+      if (row == found.own) {
+        part.scale = own.scale;
+        part.codes.x = own.words[0];
+        if constexpr (Wide) {
+          part.codes = make_uint4(own.words[0], own.words[1], own.words[2], own.words[3]);
+        }
+      } else if (valid) {
+        part.codes = load_vector<kElements>(list[row] + element);
+        part.scale = load_scale(list[row] + scale_at, Wide);
+      }
+    };
+    // The first rows are loaded whole; of the others only scales, for the lift.
+    Part parts[kBatch] = {};
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (b < found.count) load(parts[b], b);
+    }
     float max_scale = 0.0f;
-    for (std::int32_t row = 0; row < found.count; ++row) {
-      if (!valid) break;
+    for (std::int32_t row = kBatch; valid && row < found.count; ++row) {
       const float scale = row == found.own ? own.scale : load_scale(list[row] + scale_at, Wide);
       max_scale = max_scale < scale ? scale : max_scale;
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      max_scale = max_scale < parts[b].scale ? parts[b].scale : max_scale;
     }
     const float lift = protocol::fp8_lift(max_scale);
     float sum[kElements];
@@ -174,30 +206,27 @@ struct Fp8Sum {
     for (int i = 0; i < kElements; ++i) {
       sum[i] = found.count == 0 ? protocol::kEmptySum : protocol::kSumIdentity;
     }
-    for (std::int32_t row = 0; row < found.count; ++row) {
-      if (!valid) break;
-      uint4 codes{};
-      float scale = own.scale;
-      if (row == found.own) {
-        codes.x = own.words[0];
-        if constexpr (Wide)
-          codes = make_uint4(own.words[0], own.words[1], own.words[2], own.words[3]);
-      } else {
-        codes = load_vector<kElements>(list[row] + element);
-        scale = load_scale(list[row] + scale_at, Wide);
-      }
-      const float factor = protocol::mul_rn(scale, lift);
-      const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-      if constexpr (Wide) {
+    for (std::int32_t row = 0; row < found.count; row += kBatch) {
 #pragma unroll
-        for (int i = 0; i < kElements; i += 2) {
-          const float2 pair = unpack_e4m3(words[i / 4] >> (i % 4 * 8) & 0xffff);
-          sum[i] = protocol::sum_next(sum[i], protocol::mul_rn(pair.x, factor));
-          sum[i + 1] = protocol::sum_next(sum[i + 1], protocol::mul_rn(pair.y, factor));
+      for (int b = 0; b < kBatch; ++b) {
+        if (row > 0 && row + b < found.count) load(parts[b], row + b);
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if (row + b >= found.count) break;
+        const float factor = protocol::mul_rn(parts[b].scale, lift);
+        const uint4& codes = parts[b].codes;
+        const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+        if constexpr (Wide) {
+#pragma unroll
+          for (int i = 0; i < kElements; i += 2) {
+            const float2 pair = unpack_e4m3(words[i / 4] >> (i % 4 * 8) & 0xffff);
+            sum[i] = sum_up(sum[i], pair.x, factor);
+            sum[i + 1] = sum_up(sum[i + 1], pair.y, factor);
+          }
+        } else {
+          sum[0] = sum_up(sum[0], unpack_e4m3(words[0] & 0xff).x, factor);
         }
-      } else {
-        const float value = unpack_e4m3(words[0] & 0xff).x;
-        sum[0] = protocol::sum_next(sum[0], protocol::mul_rn(value, factor));
       }
     }
 #pragma unroll
@@ -207,8 +236,8 @@ struct Fp8Sum {
   }
 };
 
-// What one warp of those that share some tokens' sums takes on: every num_warps-th unit, from its own
-// number on. sum_tokens is false if a wait ran out.
+// What one warp of those that share some tokens' sums takes on: every num_warps-th unit, from its
+// own number on. sum_tokens is false if a wait ran out.
 struct SumShare {
   std::int32_t first_token;
   std::int32_t num_tokens;

@@ -5,9 +5,10 @@
 
 namespace moe_ep::cuda {
 
-// Threads that a multiprocessor holds of them. Quantised outputs need more registers a thread.
-inline constexpr std::int32_t combine_threads(bool quantised) {
-  return quantised ? kMaxBlockThreads / 2 : kMaxBlockThreads;
+// Threads that a multiprocessor holds of a variant. Quantised outputs and FP8 rows need more
+// registers a thread.
+inline constexpr std::int32_t combine_threads(bool fp8, bool quantised) {
+  return fp8 || quantised ? kMaxBlockThreads / 2 : kMaxBlockThreads;
 }
 
 struct CombineVariant {

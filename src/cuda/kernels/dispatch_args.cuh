@@ -12,11 +12,11 @@ struct DispatchArgs {
   const RankMask* default_mask = nullptr;
   FailureRecord* record = nullptr;
   FastOwnership ownership;
-  FastDivide pieces;                  // divides by num_pieces
+  FastDivide pieces;  // divides by num_pieces
   std::int32_t tokens_per_block = 1;
-  std::int32_t batch_tokens = kWarp;  // routed at once
-  std::int32_t hops_per_token = 1;    // the most that a token can have
-  std::int32_t num_pieces = 0;        // of a token's rows, all payloads one after another
+  std::int32_t batch_tokens = kWarp;            // routed at once
+  std::int32_t hops_per_token = 1;              // the most that a token can have
+  std::int32_t num_pieces = 0;                  // of a token's rows, all payloads one after another
   std::int32_t first_piece[kMaxPayloads] = {};  // num_pieces for payloads that do not exist
   std::int32_t width[kMaxPayloads] = {};
   bool early = false;

@@ -11,18 +11,18 @@ __device__ __forceinline__ Patience patience_of(const DispatchArgs& args) {
   return {args.params.timeout_ns, &args.params.workspace.header()->failed};
 }
 
-// Every warp of every block: waits until all peers of step `last` have read the rows that were pushed
-// to them. False, with the failure recorded, if some did not.
+// Every warp of every block: waits until all peers of step `last` have read the rows that were
+// pushed to them. False, with the failure recorded, if some did not.
 __device__ inline bool drain_peers(const DispatchArgs& args, Epoch last) {
   const protocol::Workspace& workspace = args.params.workspace;
   protocol::SliceHeader* header = workspace.header();
   for (std::int32_t first = 0; first < workspace.layout.num_ranks; first += kWarp) {
     const std::int32_t peer = first + lane_id();
-    const bool late = peer < workspace.layout.num_ranks && peer != workspace.rank &&
-                      test_rank(args.mask(), peer) && test_rank(&header->active, peer) &&
-                      // Pairs with the end of the peer's combine.
-                      !await_flag(patience_of(args), &workspace.line(workspace.rank, peer)->done_flag,
-                                  last);
+    const bool late =
+        peer < workspace.layout.num_ranks && peer != workspace.rank &&
+        test_rank(args.mask(), peer) && test_rank(&header->active, peer) &&
+        // Pairs with the end of the peer's combine.
+        !await_flag(patience_of(args), &workspace.line(workspace.rank, peer)->done_flag, last);
     if (!__any_sync(~0u, late)) continue;
     record_late(header, args.record, Phase::kDispatch, protocol::next_epoch(last), peer, late);
     return false;
@@ -40,7 +40,8 @@ __device__ __forceinline__ std::int32_t differing_field(const protocol::StepSign
   const uint4 b = __ldcg(vectors + 1);
   const uint4 c = __ldcg(vectors + 2);
   const uint2 d = __ldcg(reinterpret_cast<const uint2*>(vectors + 3));
-  const std::uint32_t fields[] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w, c.x, c.y, c.z, c.w, d.x, d.y};
+  const std::uint32_t fields[] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z,
+                                  b.w, c.x, c.y, c.z, c.w, d.x, d.y};
   std::int32_t differs = -1;
 #pragma unroll
   for (int field = protocol::kNumSignatureFields - 1; field >= 0; --field) {
@@ -49,8 +50,8 @@ __device__ __forceinline__ std::int32_t differing_field(const protocol::StepSign
   return differs;
 }
 
-// Raises the own flag at every active peer, awaits theirs, checks what they announce and keeps their
-// counts and the step's state. One warp that has seen and fenced what all blocks wrote;
+// Raises the own flag at every active peer, awaits theirs, checks what they announce and keeps
+// their counts and the step's state. One warp that has seen and fenced what all blocks wrote;
 // `rows_for(peer)` is what was sent to it.
 template <class RowsFor>
 __device__ __forceinline__ void exchange_flags(const DispatchArgs& args, Epoch epoch,
@@ -97,12 +98,12 @@ __device__ __forceinline__ void exchange_flags(const DispatchArgs& args, Epoch e
     const std::uint32_t bad = __ballot_sync(~0u, field >= 0 || corrupt);
     if (bad != 0) {
       if (lane_id() != __ffs(static_cast<int>(bad)) - 1) return;
-      record_difference(header, args.record,
-                        field >= 0 ? protocol::StepResult::kMismatch
-                                   : protocol::StepResult::kCorrupt,
-                        Phase::kDispatch, epoch, peer, field,
-                        field >= 0 ? params.signature.fields[field] : params.tokens_per_rank,
-                        field >= 0 ? line->signature.fields[field] : count);
+      record_difference(
+          header, args.record,
+          field >= 0 ? protocol::StepResult::kMismatch : protocol::StepResult::kCorrupt,
+          Phase::kDispatch, epoch, peer, field,
+          field >= 0 ? params.signature.fields[field] : params.tokens_per_rank,
+          field >= 0 ? line->signature.fields[field] : count);
       return;
     }
     if (!__any_sync(~0u, late)) continue;

@@ -9,13 +9,13 @@ namespace moe_ep::cuda {
 
 // One warp's share of a token: a piece of one payload, with what the constants say about it.
 struct PutUnit {
-  const std::byte* from;    // the payload's rows
+  const std::byte* from;  // the payload's rows
   std::int64_t stride;
-  std::int64_t placement;   // of the payload in every slice
-  std::uint32_t offset;     // of the piece in a row
+  std::int64_t placement;  // of the payload in every slice
+  std::uint32_t offset;    // of the piece in a row
   std::uint32_t row_bytes;
   std::int32_t width;
-  bool ids;                 // made from topk_ids
+  bool ids;  // made from topk_ids
 };
 
 template <int Vectors>
@@ -65,8 +65,7 @@ __device__ __forceinline__ void load_unit(Piece<Vectors>& piece, const DispatchA
 
 template <int Vectors>
 __device__ __forceinline__ void put_piece(const Piece<Vectors>& piece, const DispatchArgs& args,
-                                          const PutUnit& put, std::int32_t rank,
-                                          std::int32_t row) {
+                                          const PutUnit& put, std::int32_t rank, std::int32_t row) {
   const protocol::Workspace& workspace = args.params.workspace;
   const std::int64_t index =
       static_cast<std::int64_t>(workspace.rank) * args.params.tokens_per_rank + row;
@@ -82,13 +81,14 @@ __device__ __forceinline__ void mark_rows(const protocol::DispatchParams& params
   auto* ids = reinterpret_cast<std::int32_t*>(params.row(owner, params.ids_payload, src, first));
   const std::int64_t count =
       static_cast<std::int64_t>(params.tokens_per_rank - first) * params.top_k;
-  for (std::int64_t i = lane_id(); i < count; i += kWarp) ids[i] = params.invalid_expert_id;
+  for (std::int64_t i = lane_id(); i < count; i += kWarp)
+    ids[i] = params.invalid_expert_id;
 }
 
-// What the first block adds for one peer: the own signature and statistics, or what a rank that takes
-// no part leaves in the own slice. One warp.
-__device__ __forceinline__ void put_head(const protocol::DispatchParams& params,
-                                         std::int32_t peer, bool takes_part) {
+// What the first block adds for one peer: the own signature and statistics, or what a rank that
+// takes no part leaves in the own slice. One warp.
+__device__ __forceinline__ void put_head(const protocol::DispatchParams& params, std::int32_t peer,
+                                         bool takes_part) {
   const protocol::Workspace& workspace = params.workspace;
   if (takes_part && lane_id() < protocol::kNumSignatureFields) {
     workspace.line(peer, workspace.rank)->signature.fields[lane_id()] =
@@ -98,8 +98,7 @@ __device__ __forceinline__ void put_head(const protocol::DispatchParams& params,
     auto* row = reinterpret_cast<std::int32_t*>(
         takes_part ? workspace.slice(peer) + workspace.layout.eplb_row(workspace.rank)
                    : workspace.own() + workspace.layout.eplb_row(peer));
-    for (std::int32_t expert = lane_id(); expert < workspace.layout.eplb_experts;
-         expert += kWarp) {
+    for (std::int32_t expert = lane_id(); expert < workspace.layout.eplb_experts; expert += kWarp) {
       row[expert] = takes_part ? params.eplb_local_stats[expert] : 0;
     }
   }
@@ -108,8 +107,8 @@ __device__ __forceinline__ void put_head(const protocol::DispatchParams& params,
 
 // What the block with the last tokens adds for one peer: how many rows it got, and the ids of those
 // that stay empty. One warp.
-__device__ __forceinline__ void put_tail(const protocol::DispatchParams& params,
-                                         std::int32_t peer, bool takes_part, std::int32_t rows) {
+__device__ __forceinline__ void put_tail(const protocol::DispatchParams& params, std::int32_t peer,
+                                         bool takes_part, std::int32_t rows) {
   if (lane_id() == 0) params.workspace.send_counts()[peer] = rows;
   if (takes_part && params.ids_payload >= 0 && rows < params.tokens_per_rank) {
     mark_rows(params, peer, params.workspace.rank, rows);

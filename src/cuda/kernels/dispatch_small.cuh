@@ -1,9 +1,9 @@
 // The dispatch kernel of small steps: one token a block, at most 32 ranks.
 //
-// Every warp routes the token for itself and counts the earlier ones for itself, so nothing waits for
-// a barrier before the rows are on their way. The row, the ids and the state are loaded side by side,
-// before any of them is looked at; what is known from constants is worked out before the producers
-// have ended. The last warps of the block, one a peer, add what does not depend on rows.
+// Every warp routes the token for itself and counts the earlier ones for itself, so nothing waits
+// for a barrier before the rows are on their way. The row, the ids and the state are loaded side by
+// side, before any of them is looked at; what is known from constants is worked out before the
+// producers have ended. The last warps of the block, one a peer, add what does not depend on rows.
 #pragma once
 
 #include "cuda/kernels/dispatch_await.cuh"
@@ -14,8 +14,8 @@ namespace moe_ep::cuda {
 inline constexpr std::int32_t kSmallRanks = 32;
 
 // Tokens of groups of 32 before `token`: lane r counts those that go to rank r.
-__device__ __forceinline__ std::int32_t count_before(const DispatchArgs& args,
-                                                     std::uint32_t active, std::int32_t token) {
+__device__ __forceinline__ std::int32_t count_before(const DispatchArgs& args, std::uint32_t active,
+                                                     std::int32_t token) {
   std::int32_t row = 0;
   for (std::int32_t first = 0; first < token; first += kWarp) {
     const std::int32_t earlier = first + lane_id();
@@ -62,9 +62,8 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
       sends && lane_id() + kWarp < params.top_k ? ids[lane_id() + kWarp] : -1;
   const StepState state = StepState::load(header);
   const bool drain = header->drain != 0;
-  const auto active = static_cast<std::uint32_t>(args.default_mask != nullptr
-                                                     ? args.default_mask->words[0]
-                                                     : params.active.words[0]);
+  const auto active = static_cast<std::uint32_t>(
+      args.default_mask != nullptr ? args.default_mask->words[0] : params.active.words[0]);
   std::uint32_t ranks = ranks_of_ids(args.ownership, id);
   if (params.top_k > kWarp) ranks |= ranks_of_ids(args.ownership, more_id);
   ranks &= active;
