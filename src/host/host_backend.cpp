@@ -23,7 +23,7 @@ using protocol::StepStatus;
 constexpr std::int64_t kMinTeamBytes = 256 << 10;
 
 // How the rows of a phase that puts `bytes` are copied.
-HostMemory::Copy row_copy(std::int64_t bytes) {
+HostMemory::Copy row_copy([[maybe_unused]] std::int64_t bytes) {
 #if defined(__SANITIZE_THREAD__)
   return kernels().copy;  // the race detector does not see streaming stores
 #else
