@@ -3,7 +3,7 @@
 //
 //   cuda_pair [--ranks R] [--one-gpu] [--tokens 1,8,...] [--fp8-dispatch] [--fp8-combine]
 //             [--external] [--no-pdl] [--late-pdl] [--max-sms N] [--hidden H] [--top-k K]
-//             [--experts E] [--push-bytes N] [--team-warps N] [--chunk-bytes N]
+//             [--experts E] [--push-bytes N] [--push-percent N] [--chunk-bytes N]
 //             [--threads N] [--dispatch-threads N]
 //
 // Prints one line a case: T, time of a pair (median of replays, maximum over ranks), from 1024
@@ -440,8 +440,8 @@ Options parse(int argc, char** argv) {
       options.experts = static_cast<int>(value());
     else if (name == "--push-bytes")
       options.tuning.push_bytes = value();
-    else if (name == "--team-warps")
-      options.tuning.team_warps = static_cast<int>(value());
+    else if (name == "--push-percent")
+      options.tuning.push_percent = static_cast<int>(value());
     else if (name == "--chunk-bytes")
       options.tuning.chunk_bytes = value();
     else if (name == "--threads")

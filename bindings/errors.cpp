@@ -16,9 +16,13 @@ namespace {
 // Raises the class `name` of moe_ep.errors with these arguments.
 template <class... Args>
 void raise(const char* name, Args&&... args) {
-  const nb::object type = nb::module_::import_("moe_ep.errors").attr(name);
-  const nb::object error = type(std::forward<Args>(args)...);
-  PyErr_SetObject(type.ptr(), error.ptr());
+  try {
+    const nb::object type = nb::module_::import_("moe_ep.errors").attr(name);
+    const nb::object error = type(std::forward<Args>(args)...);
+    PyErr_SetObject(type.ptr(), error.ptr());
+  } catch (nb::python_error& interrupt) {
+    interrupt.restore();  // a signal that came while the call waited: KeyboardInterrupt
+  }
 }
 
 void translate(const std::exception_ptr& pointer, void* /*payload*/) {

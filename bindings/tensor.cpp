@@ -71,6 +71,11 @@ const TypeEntry& entry_of(nb::handle object) {
   return entries->emplace(type.ptr(), entry).first->second;
 }
 
+bool has_lazy_bit(nb::handle object, std::uint8_t code) {
+  if (nb::cast<bool>(object.attr("is_neg")())) return true;
+  return code == kComplex64.code && nb::cast<bool>(object.attr("is_conj")());
+}
+
 [[noreturn]] void refuse(const char* operation, const char* name, nb::handle object) {
   throw TypeMismatchError(std::string(operation) + ": " + name +
                           " must be a tensor with memory of its own, got " +
@@ -121,6 +126,12 @@ TensorView view_of(nb::handle object, const char* operation, const char* name) {
   if (entry.api->tensor_from_py(object.ptr(), &tensor) != 0) {
     PyErr_Clear();
     refuse(operation, name, object);
+  }
+  // Lazy negation and conjugation are not in the memory.
+  if (tensor.code != kInt32.code && has_lazy_bit(object, tensor.code)) {
+    throw std::invalid_argument(std::string(operation) + ": " + name +
+                                " must hold its values, got a negated or conjugated view (call "
+                                "resolve_neg() or resolve_conj())");
   }
   TensorView view;
   view.data = static_cast<char*>(tensor.data) + tensor.byte_offset;

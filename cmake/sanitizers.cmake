@@ -13,6 +13,8 @@ if(MOE_EP_SANITIZE)
   add_compile_options(
     $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${MOE_EP_SANITIZE}>
     $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>
+    # Its probe opens a pipe, which tests that run out of descriptors cannot grant.
+    $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize=vptr>
     $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>
     $<$<COMPILE_LANGUAGE:CXX>:-g1>
     $<$<COMPILE_LANGUAGE:CXX>:-O1>

@@ -83,7 +83,7 @@ struct A2aDispatchResult {
 
 MOE_EP_API A2aDispatchResult moe_a2a_dispatch(const A2aDispatchArgs& args);
 
-/// How a combine's float32 sums leave (moe_a2a_combine).
+/// What one combine takes.
 struct A2aCombineArgs {
   TensorView payload;  ///< [R, T, H] or [R*T, H]; BF16, FP16 or FP32
   std::int64_t local_num_tokens = 0;
@@ -119,7 +119,8 @@ MOE_EP_API void moe_a2a_sanitize_expert_ids(const TensorView& expert_ids,
                                             A2aBackend backend = A2aBackend::kTrtllm);
 
 /// A view [*leading_shape, (slice_end - slice_start) / prod(leading_shape) / itemsize] of the bytes
-/// slice_start..slice_end, counted from the start of the tensor passed.
+/// slice_start..slice_end, counted from the start of the tensor passed: for an offset that counts
+/// from a slice, pass row ep_rank of the workspace.
 MOE_EP_API TensorView moe_a2a_wrap_payload_tensor_in_workspace(
     const TensorView& workspace, const std::vector<std::int64_t>& leading_shape,
     std::int64_t slice_start, std::int64_t slice_end, DType dtype);

@@ -47,8 +47,8 @@ struct DispatchInputs {
   TensorView topk_ids;       ///< [n, K] int32 or int64; ids outside [0, E) are void
   std::optional<TensorView> topk_weights = std::nullopt;         ///< [n, K]; all ranks or none
   std::optional<TensorView> hidden_states_scale = std::nullopt;  ///< [n, *]; all ranks or none
-  std::optional<std::int64_t> runtime_max_tokens_per_rank =
-      std::nullopt;                                           ///< T; equal on all ranks
+  std::optional<std::int64_t> runtime_max_tokens_per_rank = std::nullopt;  ///< T, at least every
+  ///< rank's n and equal on all ranks; nullopt = max_tokens_per_rank
   std::optional<TensorView> eplb_local_stats = std::nullopt;  ///< int32 [eplb_stats_num_experts]
   std::optional<RankMask> active_rank_mask = std::nullopt;    ///< default: set_active_ranks()
   std::vector<NamedPayload> extra_payloads = {};              ///< at most 4
@@ -57,7 +57,7 @@ struct DispatchInputs {
 /// What arrived: views into the workspace, valid until the matching combine.
 ///
 /// Rows are rank-major: block `src` holds the T rows of rank src, its tokens first and in ascending
-/// order (fence, counted) or token t at row t (Lamport). Rows without a token have every id equal
+/// order. Rows without a token have every id equal
 /// to invalid_expert_id; their other payloads are unspecified.
 struct MoEEpDispatchResult {
   TensorView hidden_states;                                      ///< [R*T, w]

@@ -31,7 +31,7 @@ struct MOE_EP_API BootstrapConfig {
 
 /// Sizes and types that every rank passes alike.
 struct MOE_EP_API MoEEpCommParams {
-  std::int64_t num_experts = 0;  ///< E, over all ranks; expert e belongs to rank e / (E / R)
+  std::int64_t num_experts = 0;  ///< E, a multiple of R; expert e belongs to rank e / (E / R)
   std::int64_t top_k = 0;        ///< K, 1..64 and at most E
   std::int64_t max_tokens_per_rank = 0;       ///< C, the most tokens one rank sends in a step
   std::int64_t hidden_size = 0;               ///< H, elements of a combined row
@@ -45,7 +45,8 @@ struct MOE_EP_API MoEEpCommParams {
   void validate() const;
 };
 
-/// Options that the NVLink one-sided and the host backend share.
+/// Options of HostAlltoAll. This version has the fence transport; lamport and cft are accepted, and
+/// asking for them logs a warning.
 struct MOE_EP_API HostAlltoAllConfig {
   static constexpr const char* kBackendName = "host";
 
@@ -68,6 +69,7 @@ struct MOE_EP_API HostAlltoAllConfig {
   void validate(const BootstrapConfig& bootstrap, const MoEEpCommParams& params) const;
 };
 
+/// Options of NVLinkOneSidedAlltoAll; fields as in HostAlltoAllConfig where the names are the same.
 struct MOE_EP_API NVLinkOneSidedConfig {
   static constexpr const char* kBackendName = "nvlink_one_sided";
 

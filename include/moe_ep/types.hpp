@@ -54,6 +54,9 @@ struct DType {
   X(Float32, 2, 32, 1)           \
   X(Float64, 2, 64, 1)           \
   X(BFloat16, 4, 16, 1)          \
+  X(Complex32, 5, 32, 1)         \
+  X(Complex64, 5, 64, 1)         \
+  X(Complex128, 5, 128, 1)       \
   X(Bool, 6, 8, 1)               \
   X(Float8E4M3FN, 10, 8, 1)      \
   X(Float8E4M3FNUZ, 11, 8, 1)    \
@@ -66,6 +69,15 @@ struct DType {
   inline constexpr DType k##name{code, bits, lanes};
 MOE_EP_FOR_EACH_DTYPE(MOE_EP_DTYPE_CONSTANT)
 #undef MOE_EP_DTYPE_CONSTANT
+
+/// Whether the list above has this dtype.
+MOE_EP_HD constexpr bool is_known(DType dtype) {
+#define MOE_EP_DTYPE_MATCH(name, code, bits, lanes) \
+  if (dtype == DType{code, bits, lanes}) return true;
+  MOE_EP_FOR_EACH_DTYPE(MOE_EP_DTYPE_MATCH)
+#undef MOE_EP_DTYPE_MATCH
+  return false;
+}
 
 /// Bytes of one element; a packed sub-byte type counts its whole vector.
 MOE_EP_HD constexpr std::int64_t itemsize(DType dtype) {

@@ -22,8 +22,8 @@ class MoEEpCommunication(ABC):
     its `combine`. All ranks of the group make the same sequence of calls. One thread at a time may
     use an instance.
 
-    Rank r owns a contiguous block of experts: with ``base, rem = divmod(num_experts, R)`` ranks
-    below `rem` own ``base + 1``, the others `base`.
+    Rank r owns the experts ``r * num_experts // R`` to ``(r + 1) * num_experts // R - 1``;
+    num_experts is a multiple of R.
 
     Parameters
     ----------

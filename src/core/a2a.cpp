@@ -65,6 +65,7 @@ protocol::Workspace open_workspace(const std::string& op, const TensorView& work
           ": backend must be the one moe_a2a_initialize was called with, '",
           backend_text(metainfo.backend), "', got '",
           backend_text(static_cast<std::int64_t>(backend)), "'");
+  check_sizes(op, metainfo.ep_size, metainfo.max_num_tokens, metainfo.eplb_stats_num_experts);
   check_workspace(op, workspace, ep_rank, metainfo.ep_size);
   require(workspace.size(1) == metainfo.slice_bytes, op, ": workspace must have slices of ",
           metainfo.slice_bytes, " bytes as moe_a2a_initialize saw it, got ", describe(workspace));
@@ -316,6 +317,9 @@ void moe_a2a_combine(const A2aCombineArgs& args) {
       check_tokens_per_rank(op, args.runtime_max_tokens_per_rank, args.metainfo);
   require(args.local_num_tokens >= 0 && args.local_num_tokens <= tokens_per_rank, op,
           ": local_num_tokens must lie in 0..", tokens_per_rank, ", got ", args.local_num_tokens);
+  require(args.local_num_tokens == workspace.header()->num_tokens, op,
+          ": local_num_tokens must be what the last dispatch sent, ",
+          workspace.header()->num_tokens, ", got ", args.local_num_tokens);
   require(args.combine_payload_offset == workspace.layout.combine, op,
           ": combine_payload_offset must be ", workspace.layout.combine,
           " as moe_a2a_dispatch returned it, got ", args.combine_payload_offset);
@@ -342,6 +346,7 @@ void moe_a2a_combine(const A2aCombineArgs& args) {
   step.format = format | (args.use_low_precision ? protocol::kCombineFp8Wire : 0);
   step.timeout_ns = timeout_from_environment();
   detail::set_expert_output(op, step, args.payload, stride);
+  detail::check_output_apart(op, step, args.output);
   require(!args.payload_in_workspace || step.expert_output == nullptr, op,
           ": with payload_in_workspace=True payload must be the workspace view at "
           "combine_payload_offset, got another tensor");

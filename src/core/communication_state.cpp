@@ -154,7 +154,36 @@ std::shared_ptr<const void> CommunicationState::workspace_handle() const {
   return workspace_ == nullptr ? nullptr : workspace_->memory;
 }
 
+CommunicationState::Call::Call(CommunicationState& state, const char* operation) : state_(state) {
+  const std::lock_guard lock(state_.call_mutex_);
+  if (state_.in_call_) {
+    throw std::logic_error(concat(operation,
+                                  ": one thread at a time may use an instance, got a "
+                                  "call while another thread is in one"));
+  }
+  state_.in_call_ = true;
+}
+
+CommunicationState::Call::~Call() {
+  bool destroy = false;
+  {
+    const std::lock_guard lock(state_.call_mutex_);
+    state_.in_call_ = false;
+    destroy = state_.destroy_wanted_;
+  }
+  if (destroy) state_.release();
+}
+
 void CommunicationState::destroy() noexcept {
+  {
+    const std::lock_guard lock(call_mutex_);
+    destroy_wanted_ = true;
+    if (in_call_) return;
+  }
+  release();
+}
+
+void CommunicationState::release() noexcept {
   if (workspace_ != nullptr && workspace_->open_round == this) {
     workspace_->open_round = nullptr;
     workspace_->abandoned = round_.active;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -75,6 +76,20 @@ class CommunicationState {
   // Throws unless a step may begin or go on.
   SharedWorkspace& usable(const char* operation) const;
   void require_open_round(const char* operation) const;
+
+  // Holds the instance for one call. A second caller is refused; a destroy() that comes meanwhile
+  // is carried out when the call ends.
+  class Call {
+   public:
+    Call(CommunicationState& state, const char* operation);
+    ~Call();
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    CommunicationState& state_;
+  };
+  void release() noexcept;
   // Before a step of `active`: waits until none of them is still in a round that destroy() cut
   // short.
   void finish_abandoned_round(SharedWorkspace& workspace, const RankMask& active);
@@ -91,6 +106,10 @@ class CommunicationState {
   std::unique_ptr<Backend> backend_;
   RankMask default_mask_;
   Round round_;
+
+  std::mutex call_mutex_;
+  bool in_call_ = false;         // guarded by call_mutex_
+  bool destroy_wanted_ = false;  // guarded by call_mutex_
   std::optional<Transport> last_transport_;
 };
 

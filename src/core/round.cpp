@@ -1,5 +1,7 @@
 // The round of an instance: dispatch, combine and what may be called between them.
 
+#include <algorithm>
+
 #include "comm/agree.hpp"
 #include "core/communication_state.hpp"
 #include "core/message.hpp"
@@ -71,7 +73,12 @@ void CommunicationState::fail(const std::string& operation, const protocol::Step
   workspace_->failure->raise();
 }
 
-MoEEpDispatchResult CommunicationState::dispatch(const DispatchInputs& inputs) {
+MoEEpDispatchResult CommunicationState::dispatch(const DispatchInputs& given) {
+  const Call call(*this, "dispatch");
+  // Extra payloads are named, so their order must not matter.
+  DispatchInputs inputs = given;
+  std::sort(inputs.extra_payloads.begin(), inputs.extra_payloads.end(),
+            [](const NamedPayload& a, const NamedPayload& b) { return a.name < b.name; });
   SharedWorkspace& workspace = usable("dispatch");
   if (workspace.open_round != nullptr) {
     throw std::logic_error(workspace.open_round == this
@@ -95,6 +102,7 @@ MoEEpDispatchResult CommunicationState::dispatch(const DispatchInputs& inputs) {
 
 void CommunicationState::combine(const TensorView& expert_output, const TensorView& output,
                                  const std::optional<RankMask>& mask) {
+  const Call call(*this, "combine");
   const std::string op = "combine";
   SharedWorkspace& workspace = usable("combine");
   require_open_round("combine");
@@ -124,6 +132,7 @@ void CommunicationState::combine(const TensorView& expert_output, const TensorVi
       combine_format(dtype) | (options_.use_low_precision_combine ? protocol::kCombineFp8Wire : 0);
   step.timeout_ns = static_cast<std::uint64_t>(options_.timeout_sec) * 1'000'000'000ull;
   set_expert_output(op, step, expert_output, stride);
+  check_output_apart(op, step, output);
   CombineOutput to;
   to.rows = static_cast<std::byte*>(output.data);
   to.stride = step.row_bytes;

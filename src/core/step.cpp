@@ -36,6 +36,18 @@ const char* device_text(Device device) {
   return device.type == Device::kCpu ? "CPU" : "CUDA";
 }
 
+// FNV-1a over the names, each with its end: http://www.isthe.com/chongo/tech/comp/fnv/
+std::int32_t name_hash(const std::vector<NamedPayload>& payloads) {
+  std::uint32_t hash = 2166136261u;
+  const auto add = [&](char c) { hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u; };
+  for (const NamedPayload& payload : payloads) {
+    for (const char c : payload.name)
+      add(c);
+    add('\0');
+  }
+  return static_cast<std::int32_t>(hash);
+}
+
 // True if the elements of one row lie side by side.
 bool rows_contiguous(const TensorView& tensor) {
   std::int64_t expected = 1;
@@ -60,6 +72,9 @@ std::int64_t check_payload(const std::string& operation, const std::string& name
   require(tensor.device == device, operation, ": ", name, " must be a ", device_text(device),
           " tensor, got ", describe(tensor));
   constexpr std::int64_t kMaxRow = std::numeric_limits<std::int32_t>::max();
+  require(is_known(tensor.dtype), operation, ": ", name,
+          " must have a dtype that the library knows, got DLPack code ", int{tensor.dtype.code},
+          " with ", int{tensor.dtype.bits}, " bits");
   std::int64_t row_bytes = itemsize(tensor.dtype);
   for (int dim = 1; dim < tensor.ndim && row_bytes <= kMaxRow; ++dim) {
     // What exceeds the limit is not multiplied on: it could wrap into something small.
@@ -201,6 +216,7 @@ protocol::DispatchParams make_dispatch(const protocol::Workspace& workspace,
           " bytes a token (dispatch_bytes_per_token ", params.dispatch_bytes_per_token(),
           " + extra_payload_bytes_per_token ", options.extra_payload_bytes_per_token, "), got ",
           reserved_bytes);
+  step.signature.fields[protocol::kPayloadNames] = name_hash(inputs.extra_payloads);
   if (inputs.eplb_local_stats) {
     check_eplb_stats(op, *inputs.eplb_local_stats, options.eplb_stats_num_experts, device);
     step.eplb_local_stats = static_cast<const std::int32_t*>(inputs.eplb_local_stats->data);
@@ -296,6 +312,19 @@ void set_expert_output(const std::string& operation, protocol::CombineParams& pa
           "it");
   params.expert_output = data;
   params.expert_output_stride = stride;
+}
+
+void check_output_apart(const std::string& operation, const protocol::CombineParams& params,
+                        const TensorView& output) {
+  const auto& layout = params.workspace.layout;
+  const std::int64_t rows = static_cast<std::int64_t>(layout.num_ranks) * params.tokens_per_rank;
+  const std::byte* region = params.workspace.own() + layout.combine;
+  const auto* data = static_cast<const std::byte*>(output.data);
+  const std::int64_t bytes = output.numel() * itemsize(output.dtype);
+  require(bytes == 0 || data + bytes <= region || data >= region + rows * params.row_bytes,
+          operation,
+          ": output must lie outside the combine input buffer, which peers still read, got a part "
+          "of it");
 }
 
 std::vector<std::string> payload_names(const DispatchInputs& inputs) {

@@ -58,6 +58,10 @@ std::int32_t combine_format(DType dtype);
 void set_expert_output(const std::string& operation, protocol::CombineParams& params,
                        const TensorView& expert_output, std::int64_t stride);
 
+// Refuses an output that overlaps the combine region, which peers still read when it is written.
+void check_output_apart(const std::string& operation, const protocol::CombineParams& params,
+                        const TensorView& output);
+
 // What messages call the payloads of a class's dispatch, in the order of make_dispatch.
 std::vector<std::string> payload_names(const DispatchInputs& inputs);
 

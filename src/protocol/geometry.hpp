@@ -26,8 +26,14 @@ struct Ownership {
 
   // The rank that owns `id`, which is not void.
   MOE_EP_HD constexpr std::int32_t owner(std::int32_t id) const {
-    const std::int32_t large = rem * (base + 1);  // experts of the larger ranks
-    return id < large ? id / (base + 1) : rem + (id - large) / base;
+    // Unsigned: base + 1 may be 2^31.
+    const auto expert = static_cast<std::uint32_t>(id);
+    const auto first_small = static_cast<std::uint32_t>(rem);
+    const std::uint32_t wide = static_cast<std::uint32_t>(base) + 1;
+    const std::uint32_t large = first_small * wide;  // experts of the larger ranks
+    return static_cast<std::int32_t>(
+        expert < large ? expert / wide
+                       : first_small + (expert - large) / static_cast<std::uint32_t>(base));
   }
 
   MOE_EP_HD constexpr std::int32_t first_expert(std::int32_t rank) const {

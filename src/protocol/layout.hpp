@@ -54,7 +54,8 @@ struct SliceHeader {
   std::uint32_t drain;              // devices: not 0 if peers pushed rows in the last combine
   std::uint32_t dispatch_arrivals;  // devices: blocks of the running dispatch that have finished
   std::uint32_t combine_arrivals;   // devices: the same of the running combine
-  std::byte padding[52];
+  std::int32_t num_tokens;          // that the own rank sent in the last dispatch (hosts)
+  std::byte padding[48];
 };
 
 // What rank src tells the slice's owner, in line src. The signature is written before the dispatch

@@ -134,6 +134,7 @@ MOE_EP_HD StepStatus dispatch(C& coop, M& memory, const DispatchParams& params,
   const Workspace& workspace = params.workspace;
   if (leader) {
     workspace.header()->epoch = next_epoch(workspace.header()->epoch);
+    workspace.header()->num_tokens = params.num_tokens;
     route_tokens(params);
   }
   coop.sync();

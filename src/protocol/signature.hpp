@@ -17,7 +17,8 @@ namespace moe_ep::protocol {
   X(kTopK, "top_k")                                                         \
   X(kTransport, "transport")                                                \
   X(kPresence, "presence of weights, scales, extra payloads or eplb stats") \
-  X(kNumPayloads, "number of payloads")
+  X(kNumPayloads, "number of payloads")                                     \
+  X(kPayloadNames, "hash of the extra payloads' names")
 
 enum SignatureField : std::int32_t {
 #define MOE_EP_ENUMERATOR(field, text) field,

@@ -20,6 +20,7 @@ from ..config import (
     NVLinkOneSidedConfig,
     NVLinkTwoSidedConfig,
 )
+from ..errors import TypeMismatchError
 from ..registry import register_communication
 from ..workspace_communication import WorkspaceCommunication
 
@@ -196,6 +197,10 @@ class _NativeCommunication(WorkspaceCommunication):
         return output
 
     def get_combine_input_buffer(self, dtype: torch.dtype) -> torch.Tensor:
+        if not isinstance(dtype, torch.dtype):
+            raise TypeMismatchError(
+                f"get_combine_input_buffer: dtype must be a torch.dtype, got {dtype!r}"
+            )
         view = self._impl.combine_input_buffer(*dtype_triple(dtype))
         if view not in self._combine_inputs:
             assert self._bytes is not None

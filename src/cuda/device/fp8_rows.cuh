@@ -7,7 +7,6 @@
 
 #include <cstdint>
 
-#include "cuda/device/await.cuh"
 #include "cuda/device/convert.cuh"
 #include "cuda/device/vector.cuh"
 #include "protocol/fp8_wire.hpp"
@@ -138,30 +137,31 @@ __device__ __forceinline__ void encode_to(std::byte* wire, const std::byte* row,
   });
 }
 
-// Encodes a row where it lies. `scales` is shared memory of the team for one float a block of
-// elements. Codes are half as long as elements or shorter, so that they never overtake the elements
-// still to be read, but scales would: they wait in shared memory until all are read.
+// Encodes a row where it lies. The whole block of threads; `scales` is shared memory for one float
+// a block of elements. Codes are half as long as elements or shorter, so that they never overtake
+// the elements still to be read, but scales would: they wait in shared memory until all are read.
 template <class Codec, bool Wide>
-__device__ __forceinline__ void encode_in_place(const Team& team, std::byte* row,
-                                                std::int32_t elements, float* scales) {
+__device__ __forceinline__ void encode_in_place(std::byte* row, std::int32_t elements,
+                                                float* scales) {
   constexpr std::int32_t kUnit = kFp8UnitElements<Wide>;
-  for (std::int32_t round = 0; round < elements; round += team.num_warps * kUnit) {
-    const std::int32_t first = round + team.warp() * kUnit;
+  for (std::int32_t round = 0; round < elements; round += num_warps() * kUnit) {
+    const std::int32_t first = round + warp_id() * kUnit;
     Fp8Codes<Wide> codes;
     if (first < elements) codes = encode_unit<Codec, Wide>(row, first, elements);
-    team.sync();
+    __syncthreads();
     if (first < elements) {
       store_codes<Wide>(codes, row, first, elements);
       for_block_leader<Wide>(first, elements,
                              [&](std::int32_t block) { scales[block] = codes.scale; });
     }
   }
-  team.sync();
+  __syncthreads();
   const auto num_blocks = static_cast<std::int32_t>(protocol::fp8_num_blocks(elements));
-  for (std::int32_t block = team.thread(); block < num_blocks; block += team.num_threads()) {
+  for (std::int32_t block = static_cast<std::int32_t>(threadIdx.x); block < num_blocks;
+       block += static_cast<std::int32_t>(blockDim.x)) {
     store_scale(row + protocol::fp8_scales_offset(elements) + 4 * block, scales[block], Wide);
   }
-  team.sync();
+  __syncthreads();
 }
 
 }  // namespace moe_ep::cuda

@@ -78,16 +78,17 @@ struct RankBits {
   }
 };
 
-// Adds the ranks that own one of `top_k` ids.
+// Adds the ranks that own one of `top_k` ids, if there are any.
 template <class Id, int Words>
 __device__ __forceinline__ void add_owners(RankBits<Words>& ranks, const FastOwnership& ownership,
-                                           const Id* ids, std::int32_t top_k) {
+                                           const Id* ids, std::int32_t top_k, bool exist) {
   constexpr int kBatch = 8;  // loads on their way at once
   for (std::int32_t first = 0; first < top_k; first += kBatch) {
     Id batch[kBatch];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i)
-      batch[i] = first + i < top_k ? ids[first + i] : Id{-1};
+    for (int i = 0; i < kBatch; ++i) {
+      batch[i] = exist && first + i < top_k ? ids[first + i] : Id{-1};
+    }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       if (!ownership.is_void(batch[i])) {
@@ -97,19 +98,18 @@ __device__ __forceinline__ void add_owners(RankBits<Words>& ranks, const FastOwn
   }
 }
 
-// The active ranks that `token` visits; nothing for tokens outside [0, num_tokens).
+// The active ranks that `token` visits; none unless it exists.
 template <int Words>
 __device__ __forceinline__ RankBits<Words> ranks_of_token(const protocol::DispatchParams& params,
                                                           const FastOwnership& ownership,
                                                           const RankBits<Words>& active,
-                                                          std::int32_t token) {
+                                                          std::int32_t token, bool exists) {
   RankBits<Words> ranks;
-  if (token >= params.num_tokens) return ranks;
   const std::byte* ids = params.topk_ids + token * params.topk_ids_stride;
   if (params.wide_ids) {
-    add_owners(ranks, ownership, reinterpret_cast<const std::int64_t*>(ids), params.top_k);
+    add_owners(ranks, ownership, reinterpret_cast<const std::int64_t*>(ids), params.top_k, exists);
   } else {
-    add_owners(ranks, ownership, reinterpret_cast<const std::int32_t*>(ids), params.top_k);
+    add_owners(ranks, ownership, reinterpret_cast<const std::int32_t*>(ids), params.top_k, exists);
   }
 #pragma unroll
   for (int word = 0; word < Words; ++word)

@@ -17,13 +17,21 @@ namespace moe_ep::cuda {
 struct StepState {
   Epoch epoch;  // of the last step begun
   bool failed;
+  bool drain;  // a dispatch must wait until its peers have read what was pushed to them
 
-  static __device__ __forceinline__ StepState load(const protocol::SliceHeader* header) {
+  // Nothing is loaded, and nothing is wrong, in a rehearsal.
+  static __device__ __forceinline__ StepState load(const protocol::SliceHeader* header,
+                                                   bool live = true) {
     static_assert(offsetof(protocol::SliceHeader, epoch) % 8 == 0 &&
                   offsetof(protocol::SliceHeader, failed) ==
                       offsetof(protocol::SliceHeader, epoch) + 4);
-    const auto words = *reinterpret_cast<const uint2*>(&header->epoch);
-    return {words.x, words.y != 0};
+    uint2 words{};
+    std::uint32_t drain = 0;
+    if (live) {
+      words = *reinterpret_cast<const uint2*>(&header->epoch);
+      drain = header->drain;
+    }
+    return {words.x, words.y != 0, drain != 0};
   }
 };
 

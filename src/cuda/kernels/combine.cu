@@ -60,6 +60,7 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   args.output = output;
   args.record = options.record;
   args.early = options.early();
+  args.rehearse = args.early && workspace.layout.num_ranks > 1;
   args.place = params.expert_output != nullptr || fp8;
   args.code = protocol::combine_code(params.row_bytes, params.format);
   args.finite_only = fp8_asked && !fp8;
@@ -90,10 +91,11 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   const std::int32_t warps = threads / kWarp;
   if (args.push) {
     args.ask_landing = options.sms() >= tuning.min_push_sms;
-    args.team_warps = tuning.team_warps;
     if (blocks > args.num_tiles) blocks = args.num_tiles;
-    args.rounds_per_unit = static_cast<std::int32_t>(
-        ceil_div(num_rounds * args.chunk_rows(), warps - 2 * args.team_warps));
+    args.push_blocks = blocks * tuning.push_percent / 100;
+    if (args.push_blocks < 1) args.push_blocks = 1;
+    args.rounds_per_unit =
+        static_cast<std::int32_t>(ceil_div(num_rounds * args.chunk_rows(), warps));
   } else {
     // As many units as warps, if there is that much to do.
     args.rounds_per_unit = static_cast<std::int32_t>(
@@ -115,27 +117,25 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
     const std::int64_t useful = sums > tiles ? sums : tiles;
     if (blocks > useful) blocks = static_cast<std::int32_t>(useful);
   }
-  const std::size_t scale_bytes = fp8 ? 2 * 4 * protocol::fp8_num_blocks(params.elements) : 0;
-  return enqueue(variant.kernel, blocks, threads, scale_bytes, options.pdl, stream, args);
+  const std::size_t scale_bytes = fp8 ? 4 * protocol::fp8_num_blocks(params.elements) : 0;
+  return enqueue(args.push ? variant.push : variant.pull, blocks, threads, scale_bytes, options.pdl,
+                 stream, args);
 }
 
 cudaError_t preload_combine() {
   constexpr int kMaxScaleBytes = 128 << 10;  // rows of 4 million elements
-  for (const std::int32_t format :
-       {protocol::kCombineBf16, protocol::kCombineFp16, protocol::kCombineFp32}) {
-    for (const bool fp8 : {false, true}) {
-      for (const int shape : {0, 1, 2, 3}) {
-        const auto* kernel = reinterpret_cast<const void*>(
-            variant_for(format, fp8, (shape & 1) != 0, (shape & 2) != 0).kernel);
-        cudaFuncAttributes attributes;
-        cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
-        if (error == cudaSuccess && fp8) {
-          error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                       kMaxScaleBytes);
-        }
-        if (error != cudaSuccess) return error;
-      }
+  for (int shape = 0; shape < 3 * 16; ++shape) {
+    const bool fp8 = (shape & 1) != 0;
+    const CombineVariant variant = variant_for(shape / 16, fp8, (shape & 2) != 0, (shape & 4) != 0);
+    const void* kernel = (shape & 8) != 0 ? reinterpret_cast<const void*>(variant.push)
+                                          : reinterpret_cast<const void*>(variant.pull);
+    cudaFuncAttributes attributes;
+    cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+    if (error == cudaSuccess && fp8) {
+      error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kMaxScaleBytes);
     }
+    if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
 }

@@ -10,16 +10,16 @@
 // combine region in its own slice, which is free by then (layout.hpp), in compact blocks of as many
 // rows as it has sent to each peer. Where a block does not fit, or the rank has few multiprocessors
 // (it would have to read every row once more), it asks for no landing and pulls that peer's rows.
-// The work is cut into tiles of chunk_rows rows. Two teams of warps in each block do nothing but
-// push tiles to all peers and raise a flag a tile and peer; the block's other warps sum the tokens
-// of tiles, each row as soon as its flag is there. So stores, sums and waits never take turns.
-// After the step each rank tells its peers that it has read what they pushed, and the next dispatch
-// waits for that (dispatch.hpp).
+// The work is cut into tiles of chunk_rows rows. Some blocks do nothing but push tiles to all peers
+// and raise a flag a tile and peer; the others sum the tokens of tiles, each row as soon as its
+// flag is there. They are on different multiprocessors because loads queue up behind stores that a
+// busy link holds back. After the step each rank tells its peers that it has read what they pushed,
+// and the next dispatch waits for that (dispatch.hpp).
 //
-// **Who waits for whom.** Pushing warps wait only for the peers' entries, which the first block of
-// each rank announces before it waits for anything. Summing warps wait for pushes. A rank that
-// pulls places rows, if it must, before it waits. So the waits have no circle, and all blocks of
-// all ranks of a GPU are resident or can be (launch.hpp).
+// **Who waits for whom.** Pushing blocks wait only for the peers' entries, which the first block of
+// each rank announces before it waits for anything. Summing blocks wait for pushes; a block that
+// has to do both pushes first. A rank that pulls places rows, if it must, before it waits. So the
+// waits have no circle, and all blocks of all ranks of a GPU are resident or can be (launch.hpp).
 //
 // Choosing between the two ways depends only on values that all ranks share.
 #pragma once
@@ -35,8 +35,8 @@ struct CombineTuning {
   std::int64_t push_bytes = 64 << 20;   // peers push when T x row bytes is at least this; -1: never
   std::int64_t chunk_bytes = 16 << 10;  // a chunk has at least so many, within its bounds
   std::int32_t min_push_sms = 48;       // with fewer multiprocessors a rank pulls
-  std::int32_t team_warps = 4;          // of each of a block's two pushing teams
-  std::int32_t threads = 1024;          // of a block; a power of two, more than the teams'
+  std::int32_t push_percent = 40;       // of the blocks, that push and do not sum
+  std::int32_t threads = 1024;          // of a block; a power of two
 };
 
 // Enqueues one rank's combine. `params.active` is not used: the mask is that of the dispatch.

@@ -18,6 +18,7 @@ struct CombineArgs {
   CombineOutput output;
   FailureRecord* record = nullptr;
   bool early = false;
+  bool rehearse = false;
   bool push = false;         // large step: peers say where their rows may land
   bool ask_landing = false;  // this rank wants its rows pushed
   bool place = false;        // own rows are not in the combine region in wire form
@@ -26,7 +27,7 @@ struct CombineArgs {
   std::uint32_t code = 0;        // combine_code() of the step
   std::int32_t chunk_shift = 0;  // log2 of the rows that share a flag
   std::int32_t num_tiles = 0;    // of chunk_rows() rows
-  std::int32_t team_warps = 0;   // of each of the two teams that push; 0 unless push
+  std::int32_t push_blocks = 0;  // that send and do not sum, if there is anything to send
   std::int32_t copy_width = 1;   // of a row that is copied as it is
   std::int32_t copy_pieces = 1;
   std::int32_t rounds_per_unit = 1;  // of a warp's share of a token's sum

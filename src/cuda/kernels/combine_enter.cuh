@@ -46,19 +46,20 @@ __device__ __forceinline__ void share_landing(CombineTables& tables, const Combi
 
 // Tells every active peer that this rank has entered the step. One warp, a lane a peer.
 __device__ __forceinline__ void announce(const CombineTables& tables, const CombineArgs& args,
-                                         Epoch epoch) {
+                                         Epoch epoch, bool live) {
   const protocol::Workspace& workspace = args.params.workspace;
   const std::uint32_t code = args.code | (args.place ? 0 : protocol::kRowsPlaced);
   for (std::int32_t peer = lane_id(); peer < workspace.layout.num_ranks; peer += kWarp) {
-    const bool takes_part = peer != workspace.rank && test_rank(&workspace.header()->active, peer);
+    const bool takes_part =
+        live && peer != workspace.rank && test_rank(&workspace.header()->active, peer);
     // Releases, for both words, what earlier kernels of this rank did: rows written in place, the
     // last use of the bytes where rows are to land. While the mask is on its way.
-    fence_sys();
-    if (!takes_part) continue;
+    if (live) fence_sys();
     protocol::PeerLine* line = workspace.line(peer, workspace.rank);
-    // Pairs with the peer's loads in await_entries and comes_in_chunks.
-    store_relaxed(tagged_word(&line->combine_flag), tagged(epoch, code));
-    if (!args.push) continue;
+    const std::uint64_t word = tagged(epoch, code);
+    // Pairs with the peer's loads in await_entries and await_entry.
+    if (takes_part) store_relaxed(tagged_word(&line->combine_flag), word);
+    if (!takes_part || !args.push) continue;
     const std::int64_t landing = tables.landing_in[peer];
     // Pairs with the peer's load in await_entries.
     store_relaxed(

@@ -1,7 +1,6 @@
 // Second part of a combine: bringing this rank's rows to where they are read.
 #pragma once
 
-#include "cuda/device/await.cuh"
 #include "cuda/device/fp8_rows.cuh"
 #include "cuda/device/memory.cuh"
 #include "cuda/kernels/combine_args.cuh"
@@ -34,15 +33,15 @@ __device__ __forceinline__ TileTarget tile_target(const CombineTables& tables,
   return target;
 }
 
-// One peer's rows of a tile, spread over the warps of the team from `warp` on.
+// One peer's rows of a tile, spread over the warps of the block from `warp` on.
 template <class Codec, bool Fp8, bool Wide>
-__device__ __forceinline__ void send_rows(const Team& team, const CombineArgs& args,
-                                          const TileTarget& target, std::int32_t peer,
-                                          std::int32_t first, std::int32_t warp) {
+__device__ __forceinline__ void send_rows(const CombineArgs& args, const TileTarget& target,
+                                          std::int32_t peer, std::int32_t first,
+                                          std::int32_t warp) {
   constexpr std::int32_t kUnit = kFp8UnitElements<Wide>;
   const std::int32_t elements = args.params.elements;
   const std::int32_t pieces = Fp8 ? (elements + kUnit - 1) / kUnit : args.copy_pieces;
-  for (std::int32_t unit = warp; unit < target.num_rows * pieces; unit += team.num_warps) {
+  for (std::int32_t unit = warp; unit < target.num_rows * pieces; unit += num_warps()) {
     const std::int32_t row = unit / pieces;
     const std::int32_t piece = unit - row * pieces;
     const std::byte* from = args.own_row(peer, first + row);
@@ -60,16 +59,15 @@ __device__ __forceinline__ void send_rows(const Team& team, const CombineArgs& a
   }
 }
 
-// Sends tile `tile` to every peer and raises its flags; peers in a rotated order, so that not all
-// ranks write to the same one. `scales` is the team's, for rows that are encoded in place.
+// Sends tile `tile` to every peer and raises its flags. The whole block; peers in a rotated order,
+// so that not all ranks write to the same one.
 template <class Codec, bool Fp8, bool Wide>
-__device__ __forceinline__ void send_tile(const Team& team, const CombineTables& tables,
-                                          const CombineArgs& args, Epoch epoch, std::int32_t tile,
-                                          float* scales) {
+__device__ __forceinline__ void send_tile(const CombineTables& tables, const CombineArgs& args,
+                                          Epoch epoch, std::int32_t tile, float* scales) {
   const protocol::Workspace& workspace = args.params.workspace;
   const std::int32_t num_ranks = workspace.layout.num_ranks;
   const std::int32_t first = tile << args.chunk_shift;
-  std::int32_t warp = team.warp();
+  std::int32_t warp = warp_id();
   for (std::int32_t step = 1; step < num_ranks; ++step) {
     std::int32_t peer = workspace.rank + step;
     if (peer >= num_ranks) peer -= num_ranks;
@@ -77,17 +75,17 @@ __device__ __forceinline__ void send_tile(const Team& team, const CombineTables&
     if (target.rows == nullptr) continue;
     if (Fp8 && target.rows == args.own_row(peer, first)) {
       for (std::int32_t row = 0; row < target.num_rows; ++row) {
-        encode_in_place<Codec, Wide>(team, target.rows + row * target.stride, args.params.elements,
+        encode_in_place<Codec, Wide>(target.rows + row * target.stride, args.params.elements,
                                      scales);
       }
       continue;
     }
-    send_rows<Codec, Fp8, Wide>(team, args, target, peer, first, warp);
-    if (++warp == team.num_warps) warp = 0;  // the next peer's first rows go to other warps
+    send_rows<Codec, Fp8, Wide>(args, target, peer, first, warp);
+    if (++warp == num_warps()) warp = 0;  // the next peer's first rows go to other warps
   }
-  team.sync();
-  if (team.warp() != 0) return;  // the others go on to the next tile meanwhile
-  fence_sys();                   // with the barrier: rows of the whole team before the flags
+  __syncthreads();
+  if (warp_id() != 0) return;  // the others go on to the next tile meanwhile
+  fence_sys();                 // with the barrier: rows of the whole block before the flags
   for (std::int32_t peer = lane_id(); peer < num_ranks; peer += kWarp) {
     if (peer == workspace.rank) continue;
     if (tile_target(tables, args, peer, tile).rows == nullptr) continue;

@@ -19,22 +19,28 @@ struct TokenSources {
   std::int32_t own = -1;   // which of them is this rank's own row, not in wire form
 };
 
-// Whether a peer's rows come in chunks: as its entry said. False in `ok` if it did not come or
-// combines otherwise, which await_entries records.
-__device__ __forceinline__ bool comes_in_chunks(const CombineArgs& args, Epoch epoch,
-                                                std::int32_t peer, bool& ok) {
+// What a peer's entry says about its rows. Pulls only: pushing steps know it from await_entries.
+struct Entry {
+  bool late;    // it did not come
+  bool alike;   // it combines as this rank does; await_entries records if it does not
+  bool chunks;  // its rows come chunk by chunk
+};
+
+__device__ __forceinline__ Entry await_entry(const CombineArgs& args, Epoch epoch,
+                                             std::int32_t peer, bool live) {
   const protocol::Workspace& workspace = args.params.workspace;
-  std::uint32_t code = 0;
+  std::uint32_t code = args.code | protocol::kRowsPlaced;
   // Pairs with announce.
-  ok = await_tag(patience_of(args), &workspace.line(workspace.rank, peer)->combine_flag, epoch,
-                 code) &&
-       (code & ~protocol::kRowsPlaced) == args.code;
-  return (code & protocol::kRowsPlaced) == 0;
+  const bool late =
+      live && !await_tag(patience_of(args), &workspace.line(workspace.rank, peer)->combine_flag,
+                         epoch, code);
+  return {late, (code & ~protocol::kRowsPlaced) == args.code, (code & protocol::kRowsPlaced) == 0};
 }
 
-// Fills the warp's list of a token's rows. Waits for those that are not there yet.
-__device__ inline TokenSources find_sources(CombineTables& tables, const CombineArgs& args,
-                                            Epoch epoch, std::int32_t token) {
+// Fills the warp's list of a token's rows. Waits for those that are not there yet. A rehearsal has
+// one row, of another rank.
+__device__ __forceinline__ TokenSources find_sources(CombineTables& tables, const CombineArgs& args,
+                                                     Epoch epoch, std::int32_t token, bool live) {
   const protocol::Workspace& workspace = args.params.workspace;
   const protocol::Hop* hops = workspace.hops(token);
   const std::int32_t capacity = workspace.layout.hops_per_token();
@@ -44,14 +50,15 @@ __device__ inline TokenSources find_sources(CombineTables& tables, const Combine
   __syncwarp();  // the list's last readers are done
   for (std::int32_t first = 0; first < capacity; first += kWarp) {
     const std::int32_t index = first + lane_id();
-    const protocol::Hop hop = index < capacity ? hops[index] : protocol::Hop{-1, 0};
+    protocol::Hop hop{-1, 0};
+    if (live && index < capacity) hop = hops[index];
+    if (!live && index == 0) hop.rank = me == 0 ? workspace.layout.num_ranks - 1 : 0;
     const std::uint32_t ends = __ballot_sync(~0u, hop.rank < 0);
     const std::int32_t here = ends == 0 ? kWarp : __ffs(static_cast<int>(ends)) - 1;
     const bool mine = lane_id() < here;
     const std::uint32_t owns = __ballot_sync(~0u, mine && hop.rank == me);
     if (owns != 0) found.own = first + __ffs(static_cast<int>(owns)) - 1;
-    bool late = false;
-    bool ok = true;
+    Entry entry{false, true, false};
     if (mine && hop.rank == me) {
       list[index] = args.own_row(me, hop.row);
     } else if (mine) {
@@ -59,16 +66,21 @@ __device__ inline TokenSources find_sources(CombineTables& tables, const Combine
       list[index] = lands
                         ? workspace.own() + tables.landing_in[hop.rank] + hop.row * args.wire_stride
                         : args.params.row(hop.rank, me, hop.row);
-      const bool chunks = args.push ? lands || !tables.placed.test(hop.rank)
-                                    : comes_in_chunks(args, epoch, hop.rank, ok);
-      if (ok && chunks) {
+      if (args.push) {
+        entry.chunks = lands || !tables.placed.test(hop.rank);
+      } else {
+        entry = await_entry(args, epoch, hop.rank, live);
+      }
+      if (entry.chunks && entry.alike && !entry.late) {
         // Pairs with send_tile.
-        late = !await_flag(patience_of(args), args.chunk(me, hop.rank, hop.row >> args.chunk_shift),
-                           epoch);
+        entry.late = !await_flag(patience_of(args),
+                                 args.chunk(me, hop.rank, hop.row >> args.chunk_shift), epoch);
       }
     }
-    if (__any_sync(~0u, late || !ok)) {
-      record_late(workspace.header(), args.record, Phase::kCombine, epoch, hop.rank, late);
+    if (__any_sync(~0u, entry.late || !entry.alike)) {
+      if (__any_sync(~0u, entry.late)) {
+        record_late(workspace.header(), args.record, Phase::kCombine, epoch, hop.rank, entry.late);
+      }
       found.count = -1;
       return found;
     }
@@ -91,8 +103,7 @@ struct PlainSum {
   static __device__ __forceinline__ void add_round(const CombineArgs& args,
                                                    const std::byte* const* list,
                                                    const TokenSources& found, std::int32_t token,
-                                                   std::int32_t first) {
-    const std::int32_t elements = args.params.elements;
+                                                   std::int32_t first, std::int32_t elements) {
     const auto element = [&](int i) { return first + (i * kWarp + lane_id()) * kElements; };
     float sum[kVectors][kElements];
 #pragma unroll
@@ -160,8 +171,7 @@ struct Fp8Sum {
   static __device__ __forceinline__ void add_round(const CombineArgs& args,
                                                    const std::byte* const* list,
                                                    const TokenSources& found, std::int32_t token,
-                                                   std::int32_t first) {
-    const std::int32_t elements = args.params.elements;
+                                                   std::int32_t first, std::int32_t elements) {
     const std::int32_t element = first + lane_id() * kElements;
     const bool valid = element < elements;
     const std::int64_t scale_at =
@@ -247,18 +257,20 @@ struct SumShare {
 
 template <class Sum>
 __device__ __forceinline__ bool sum_tokens(CombineTables& tables, const CombineArgs& args,
-                                           Epoch epoch, const SumShare& share) {
+                                           Epoch epoch, const SumShare& share, bool live) {
   const std::int32_t num_units = share.num_tokens * args.units_per_token();
   const std::int32_t unit_elements = args.rounds_per_unit * Sum::kRound;
   for (std::int32_t unit = share.warp; unit < num_units; unit += share.num_warps) {
     const std::int32_t local = args.units(unit);
     const std::int32_t token = share.first_token + local;
-    const TokenSources found = find_sources(tables, args, epoch, token);
+    const TokenSources found = find_sources(tables, args, epoch, token, live);
     if (found.count < 0) return false;
     const std::int32_t begin = (unit - local * args.units_per_token()) * unit_elements;
     const std::int32_t end = min(begin + unit_elements, args.params.elements);
     for (std::int32_t first = begin; first < end; first += Sum::kRound) {
-      Sum::add_round(args, tables.sources[warp_id()], found, token, first);
+      Sum::add_round(args, tables.sources[warp_id()], found, token, first,
+                     live ? args.params.elements : 0);
+      if (!live) return true;
     }
   }
   return true;

@@ -12,7 +12,8 @@ inline constexpr std::int32_t combine_threads(bool fp8, bool quantised) {
 }
 
 struct CombineVariant {
-  void (*kernel)(CombineArgs);
+  void (*pull)(CombineArgs);
+  void (*push)(CombineArgs);
   std::int32_t round;  // elements that a warp adds at once
 };
 

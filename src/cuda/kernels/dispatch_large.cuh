@@ -1,4 +1,5 @@
-// The dispatch kernel of large steps: a range of tokens a block, routed batch by batch.
+// The dispatch kernel of large steps: a range of tokens a block, routed batch by batch. Launched
+// early, it rehearses (await.cuh) with one token that goes to rank 0.
 #pragma once
 
 #include "cuda/kernels/dispatch_await.cuh"
@@ -10,11 +11,11 @@ namespace moe_ep::cuda {
 // The rows of a batch, piece by piece, every piece to all ranks its token visits.
 template <int Vectors>
 __device__ __forceinline__ void put_batch(const RouteTables& routes, const DispatchArgs& args,
-                                          std::int32_t first, std::int32_t num_tokens) {
+                                          std::int32_t first, std::int32_t num_tokens, bool live) {
   const std::int32_t num_units = num_tokens * args.num_pieces;
   for (std::int32_t unit = warp_id(); unit < num_units; unit += num_warps()) {
     const std::int32_t local = args.pieces(unit);
-    const PutUnit put = put_unit<Vectors>(args, unit - local * args.num_pieces);
+    const PutUnit put = put_unit<Vectors>(args, unit - local * args.num_pieces, live);
     Piece<Vectors> piece;
     load_unit(piece, args, put, first + local);
     const protocol::Hop* hops = routes.hops + local * args.hops_per_token;
@@ -25,51 +26,70 @@ __device__ __forceinline__ void put_batch(const RouteTables& routes, const Dispa
 }
 
 template <int Words, int Vectors>
-__global__ void __launch_bounds__(kMaxBlockThreads, 1)
-    dispatch_large_kernel(const __grid_constant__ DispatchArgs args) {
-  __shared__ RouteTables routes;
+__device__ __forceinline__ void dispatch_range(RouteTables& routes, const DispatchArgs& args,
+                                               bool live) {
   const protocol::DispatchParams& params = args.params;
   const protocol::Workspace& workspace = params.workspace;
   const std::int32_t num_ranks = workspace.layout.num_ranks;
   protocol::SliceHeader* header = workspace.header();
-  if (args.early) launch_dependents();
   for (std::int32_t rank = static_cast<std::int32_t>(threadIdx.x); rank < num_ranks;
        rank += static_cast<std::int32_t>(blockDim.x)) {
     routes.next_row[rank] = 0;
   }
   __syncthreads();
-  wait_for_producers();
+  if (live) wait_for_producers();
 
-  const StepState state = StepState::load(header);
-  const bool drain = header->drain != 0;
-  const auto active = to_bits<Words>(args.mask());
-  const std::int32_t begin = static_cast<std::int32_t>(blockIdx.x) * args.tokens_per_block;
-  const std::int32_t end = min(begin + args.tokens_per_block, params.num_tokens);
+  const StepState state = StepState::load(header, live);
+  const auto active = to_bits<Words>(live ? args.mask() : &params.active);
+  std::int32_t begin = static_cast<std::int32_t>(blockIdx.x) * args.tokens_per_block;
+  std::int32_t end = min(begin + args.tokens_per_block, params.num_tokens);
+  if (!live) {
+    begin = 0;
+    end = 1;
+  }
   // The same in all blocks: only the last one to arrive changes the word.
-  const bool failed = state.failed || (drain && !drain_peers(args, state.epoch));
+  const bool failed = state.failed || (state.drain && !drain_peers(args, state.epoch));
 
-  count_earlier<Words>(routes, args, active, begin);
+  count_earlier<Words>(routes, args, active, live ? begin : 1, live);
   for (std::int32_t first = begin; first < end; first += args.batch_tokens) {
     const std::int32_t batch_end = min(first + args.batch_tokens, end);
-    const auto ranks = vote<Words>(routes, args, active, first, batch_end);
+    const auto ranks = vote<Words>(routes, args, active, first, batch_end, live);
     if (__syncthreads_or(failed)) return;  // also if a thread saw it that another did not
     place_groups(routes, num_ranks, batch_end - first);
     __syncthreads();
-    list_hops<Words>(routes, args, ranks, first, batch_end);
+    list_hops<Words>(routes, args, ranks, first, batch_end, live);
     __syncthreads();
-    put_batch<Vectors>(routes, args, first, batch_end - first);
+    put_batch<Vectors>(routes, args, first, batch_end - first, live);
   }
   if (__syncthreads_or(failed)) return;
   for (std::int32_t peer = num_warps() - 1 - warp_id(); peer < num_ranks; peer += num_warps()) {
-    const bool takes_part = test_rank(args.mask(), peer);
-    if (blockIdx.x == 0) put_head(params, peer, takes_part);
-    if (blockIdx.x == gridDim.x - 1) put_tail(params, peer, takes_part, routes.next_row[peer]);
+    const bool takes_part = test_rank(live ? args.mask() : &params.active, peer);
+    if (blockIdx.x == 0) put_head(params, peer, takes_part, live);
+    if (blockIdx.x == gridDim.x - 1) {
+      put_tail(params, peer, takes_part, routes.next_row[peer], live);
+    }
   }
   __syncthreads();
-  if (warp_id() != 0 || !arrive_last(&header->dispatch_arrivals)) return;
-  exchange_flags(args, protocol::next_epoch(state.epoch), [&](std::int32_t peer) {
-    return gridDim.x == 1 ? routes.next_row[peer] : __ldcg(workspace.send_counts() + peer);
-  });
+  if (warp_id() != 0 || !arrive_last(&header->dispatch_arrivals, live)) return;
+  exchange_flags(
+      args, protocol::next_epoch(state.epoch),
+      [&](std::int32_t peer) {
+        return gridDim.x == 1 || !live ? routes.next_row[peer]
+                                       : __ldcg(workspace.send_counts() + peer);
+      },
+      live);
+}
+
+template <int Words, int Vectors>
+__global__ void __launch_bounds__(kMaxBlockThreads, 1)
+    dispatch_large_kernel(const __grid_constant__ DispatchArgs args) {
+  __shared__ RouteTables routes;
+  if (args.early) launch_dependents();
+#pragma unroll 1
+  for (int act = first_act(args.early); act <= kLastAct; ++act) {
+    dispatch_range<Words, Vectors>(routes, args, opaque(act));
+    if (act < kLastAct) __syncthreads();  // warp 0 is done with the tables
+  }
 }
 
 }  // namespace moe_ep::cuda

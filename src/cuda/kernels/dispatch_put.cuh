@@ -19,7 +19,8 @@ struct PutUnit {
 };
 
 template <int Vectors>
-__device__ __forceinline__ PutUnit put_unit(const DispatchArgs& args, std::int32_t piece) {
+__device__ __forceinline__ PutUnit put_unit(const DispatchArgs& args, std::int32_t piece,
+                                            bool live) {
   std::int32_t payload = 0;
   std::int32_t first = 0;
 #pragma unroll
@@ -34,7 +35,7 @@ __device__ __forceinline__ PutUnit put_unit(const DispatchArgs& args, std::int32
   put.from = params.payloads[payload].rows;
   put.stride = params.payloads[payload].stride;
   put.placement = params.placement.offsets[payload];
-  put.row_bytes = static_cast<std::uint32_t>(params.row_bytes(payload));
+  put.row_bytes = live ? static_cast<std::uint32_t>(params.row_bytes(payload)) : 0;
   put.width = args.width[payload];
   put.offset = static_cast<std::uint32_t>(piece - first) *
                static_cast<std::uint32_t>(piece_bytes<Vectors>(put.width));
@@ -59,7 +60,7 @@ __device__ __forceinline__ void load_unit(Piece<Vectors>& piece, const DispatchA
 #pragma unroll
   for (int i = 0; i < Vectors; ++i) {
     const std::int32_t k = static_cast<std::int32_t>(put.offset) / 4 + i * kWarp + lane_id();
-    if (k < args.params.top_k) piece.vectors[i].x = sent_id(args, ids[k]);
+    if (put.row_bytes != 0 && k < args.params.top_k) piece.vectors[i].x = sent_id(args, ids[k]);
   }
 }
 
@@ -88,13 +89,13 @@ __device__ __forceinline__ void mark_rows(const protocol::DispatchParams& params
 // What the first block adds for one peer: the own signature and statistics, or what a rank that
 // takes no part leaves in the own slice. One warp.
 __device__ __forceinline__ void put_head(const protocol::DispatchParams& params, std::int32_t peer,
-                                         bool takes_part) {
+                                         bool takes_part, bool live) {
   const protocol::Workspace& workspace = params.workspace;
-  if (takes_part && lane_id() < protocol::kNumSignatureFields) {
+  if (live && takes_part && lane_id() < protocol::kNumSignatureFields) {
     workspace.line(peer, workspace.rank)->signature.fields[lane_id()] =
         params.signature.fields[lane_id()];
   }
-  if (params.eplb_local_stats != nullptr) {
+  if (live && params.eplb_local_stats != nullptr) {
     auto* row = reinterpret_cast<std::int32_t*>(
         takes_part ? workspace.slice(peer) + workspace.layout.eplb_row(workspace.rank)
                    : workspace.own() + workspace.layout.eplb_row(peer));
@@ -102,16 +103,16 @@ __device__ __forceinline__ void put_head(const protocol::DispatchParams& params,
       row[expert] = takes_part ? params.eplb_local_stats[expert] : 0;
     }
   }
-  if (!takes_part && params.ids_payload >= 0) mark_rows(params, workspace.rank, peer, 0);
+  if (live && !takes_part && params.ids_payload >= 0) mark_rows(params, workspace.rank, peer, 0);
 }
 
 // What the block with the last tokens adds for one peer: how many rows it got, and the ids of those
 // that stay empty. One warp.
 __device__ __forceinline__ void put_tail(const protocol::DispatchParams& params, std::int32_t peer,
-                                         bool takes_part, std::int32_t rows) {
-  if (lane_id() == 0) params.workspace.send_counts()[peer] = rows;
+                                         bool takes_part, std::int32_t rows, bool live) {
+  if (live && lane_id() == 0) params.workspace.send_counts()[peer] = rows;
   if (takes_part && params.ids_payload >= 0 && rows < params.tokens_per_rank) {
-    mark_rows(params, peer, params.workspace.rank, rows);
+    mark_rows(params, peer, params.workspace.rank, live ? rows : params.tokens_per_rank);
   }
 }
 

@@ -30,14 +30,15 @@ __device__ __forceinline__ RankBits<Words> to_bits(const RankMask* mask) {
 // Adds the tokens [0, first) to next_row. All warps take groups of 32.
 template <int Words>
 __device__ __forceinline__ void count_earlier(RouteTables& tables, const DispatchArgs& args,
-                                              const RankBits<Words>& active, std::int32_t first) {
+                                              const RankBits<Words>& active, std::int32_t first,
+                                              bool live) {
   const std::int32_t num_ranks = args.params.workspace.layout.num_ranks;
   std::int32_t counts[Words] = {};
   bool any = false;
-  for (std::int32_t token = warp_id() * kWarp; token < first; token += num_warps() * kWarp) {
-    const std::int32_t own = token + lane_id();
-    const auto ranks = ranks_of_token<Words>(args.params, args.ownership, active,
-                                             own < first ? own : args.params.num_tokens);
+  for (std::int32_t group = warp_id() * kWarp; group < first; group += num_warps() * kWarp) {
+    const std::int32_t token = group + lane_id();
+    const auto ranks =
+        ranks_of_token<Words>(args.params, args.ownership, active, token, live && token < first);
     for_each_ballot(ranks, num_ranks, [&](auto word, int bit, std::uint32_t ballot) {
       if (lane_id() == bit) counts[decltype(word)::value] += __popc(ballot);
     });
@@ -54,13 +55,13 @@ __device__ __forceinline__ void count_earlier(RouteTables& tables, const Dispatc
 template <int Words>
 __device__ __forceinline__ RankBits<Words> vote(RouteTables& tables, const DispatchArgs& args,
                                                 const RankBits<Words>& active, std::int32_t first,
-                                                std::int32_t end) {
+                                                std::int32_t end, bool live) {
   const std::int32_t num_ranks = args.params.workspace.layout.num_ranks;
   const std::int32_t token = first + warp_id() * kWarp + lane_id();
   RankBits<Words> ranks;
   if (first + warp_id() * kWarp >= end) return ranks;
-  ranks = ranks_of_token<Words>(args.params, args.ownership, active,
-                                token < end ? token : args.params.num_tokens);
+  ranks = ranks_of_token<Words>(args.params, args.ownership, active, token, live && token < end);
+  if (!live && lane_id() == 0) ranks.words[0] = 1;
   std::uint32_t ballots[Words] = {};
   for_each_ballot(ranks, num_ranks, [&](auto word, int bit, std::uint32_t ballot) {
     if (lane_id() == bit) ballots[decltype(word)::value] = ballot;
@@ -91,7 +92,7 @@ __device__ __forceinline__ void place_groups(RouteTables& tables, std::int32_t n
 template <int Words>
 __device__ __forceinline__ void list_hops(RouteTables& tables, const DispatchArgs& args,
                                           const RankBits<Words>& ranks, std::int32_t first,
-                                          std::int32_t end) {
+                                          std::int32_t end, bool live) {
   const std::int32_t local = warp_id() * kWarp + lane_id();
   if (first + local >= end) return;
   const protocol::Workspace& workspace = args.params.workspace;
@@ -103,10 +104,11 @@ __device__ __forceinline__ void list_hops(RouteTables& tables, const DispatchArg
     const protocol::Hop hop{rank, tables.first_row[warp_id()][rank] +
                                       __popc(tables.ballots[warp_id()][rank] & earlier)};
     shared[num_hops] = hop;
-    kept[num_hops++] = hop;
+    if (live) kept[num_hops] = hop;
+    ++num_hops;
   });
   tables.num_hops[local] = num_hops;
-  if (num_hops < workspace.layout.hops_per_token()) kept[num_hops] = {-1, 0};
+  if (live && num_hops < workspace.layout.hops_per_token()) kept[num_hops] = {-1, 0};
 }
 
 }  // namespace moe_ep::cuda

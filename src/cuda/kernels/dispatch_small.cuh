@@ -2,8 +2,8 @@
 //
 // Every warp routes the token for itself and counts the earlier ones for itself, so nothing waits
 // for a barrier before the rows are on their way. The row, the ids and the state are loaded side by
-// side, before any of them is looked at; what is known from constants is worked out before the
-// producers have ended. The last warps of the block, one a peer, add what does not depend on rows.
+// side, before any of them is looked at. The last warps of the block, one a peer, add what does not
+// depend on rows. Launched early, the kernel rehearses (await.cuh).
 #pragma once
 
 #include "cuda/kernels/dispatch_await.cuh"
@@ -13,15 +13,14 @@ namespace moe_ep::cuda {
 
 inline constexpr std::int32_t kSmallRanks = 32;
 
-// Tokens of groups of 32 before `token`: lane r counts those that go to rank r.
+// Lane r counts the tokens before `token` that go to rank r.
 __device__ __forceinline__ std::int32_t count_before(const DispatchArgs& args, std::uint32_t active,
-                                                     std::int32_t token) {
+                                                     std::int32_t token, bool live) {
   std::int32_t row = 0;
   for (std::int32_t first = 0; first < token; first += kWarp) {
     const std::int32_t earlier = first + lane_id();
-    const RankBits<1> visited =
-        ranks_of_token<1>(args.params, args.ownership, {{active}},
-                          earlier < token ? earlier : args.params.num_tokens);
+    const RankBits<1> visited = ranks_of_token<1>(args.params, args.ownership, {{active}}, earlier,
+                                                  live && earlier < token);
     for (std::int32_t rank = 0; rank < args.params.workspace.layout.num_ranks; ++rank) {
       const std::uint32_t ballot = __ballot_sync(~0u, visited.words[0] >> rank & 1);
       if (lane_id() == rank) row += __popc(ballot);
@@ -39,38 +38,38 @@ __device__ __forceinline__ std::uint32_t ranks_of_ids(const FastOwnership& owner
 }
 
 template <int Vectors>
-__global__ void __launch_bounds__(kMaxBlockThreads, 1)
-    dispatch_small_kernel(const __grid_constant__ DispatchArgs args) {
+__device__ __forceinline__ void dispatch_token(const DispatchArgs& args, bool live) {
   const protocol::DispatchParams& params = args.params;
   const protocol::Workspace& workspace = params.workspace;
   const std::int32_t num_ranks = workspace.layout.num_ranks;
   protocol::SliceHeader* header = workspace.header();
-  if (args.early) launch_dependents();
   const auto token = static_cast<std::int32_t>(blockIdx.x);
   const bool sends = token < params.num_tokens;  // false only without tokens
-  PutUnit put = put_unit<Vectors>(args, warp_id());
   const bool has_unit = sends && warp_id() < args.num_pieces;
+  PutUnit put = put_unit<Vectors>(args, warp_id(), live);
   const protocol::IdRow ids = params.ids(token);
-  wait_for_producers();
+  if (live) wait_for_producers();
 
   Piece<Vectors> piece;
   if (has_unit && !put.ids) {
     load_piece(piece, put.from + token * put.stride, put.offset, put.row_bytes, put.width);
   }
-  const std::int64_t id = sends && lane_id() < params.top_k ? ids[lane_id()] : -1;
-  const std::int64_t more_id =
-      sends && lane_id() + kWarp < params.top_k ? ids[lane_id() + kWarp] : -1;
-  const StepState state = StepState::load(header);
-  const bool drain = header->drain != 0;
-  const auto active = static_cast<std::uint32_t>(
-      args.default_mask != nullptr ? args.default_mask->words[0] : params.active.words[0]);
+  std::int64_t id = -1;
+  std::int64_t more_id = -1;
+  if (live && sends && lane_id() < params.top_k) id = ids[lane_id()];
+  if (live && sends && lane_id() + kWarp < params.top_k) more_id = ids[lane_id() + kWarp];
+  const StepState state = StepState::load(header, live);
+  auto active = static_cast<std::uint32_t>(params.active.words[0]);
+  if (live && args.default_mask != nullptr) {
+    active = static_cast<std::uint32_t>(args.default_mask->words[0]);
+  }
   std::uint32_t ranks = ranks_of_ids(args.ownership, id);
   if (params.top_k > kWarp) ranks |= ranks_of_ids(args.ownership, more_id);
-  ranks &= active;
-  const std::int32_t row = count_before(args, active, token);
+  ranks = live ? ranks & active : 1;
+  const std::int32_t row = count_before(args, active, token, live);
   const std::int32_t sent = row + static_cast<std::int32_t>(ranks >> lane_id() & 1);
   // The same in all blocks: only the last one to arrive changes the word.
-  const bool failed = state.failed || (drain && !drain_peers(args, state.epoch));
+  const bool failed = state.failed || (state.drain && !drain_peers(args, state.epoch));
 
   if (!failed) {
     if (has_unit && put.ids) {
@@ -82,7 +81,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
     }
     for (std::int32_t unit = warp_id(); sends && unit < args.num_pieces; unit += num_warps()) {
       if (unit != warp_id()) {
-        put = put_unit<Vectors>(args, unit);
+        put = put_unit<Vectors>(args, unit, live);
         load_unit(piece, args, put, token);
       }
       for (std::uint32_t left = ranks; left != 0; left &= left - 1) {
@@ -93,23 +92,38 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
     if (warp_id() == 0 && sends) {
       protocol::Hop* hops = workspace.hops(token);
       const std::int32_t index = __popc(ranks & ((1u << lane_id()) - 1));
-      if ((ranks >> lane_id() & 1) != 0) hops[index] = {lane_id(), row};
+      if (live && (ranks >> lane_id() & 1) != 0) hops[index] = {lane_id(), row};
       const std::int32_t count = __popc(ranks);
-      if (lane_id() == 0 && count < workspace.layout.hops_per_token()) hops[count] = {-1, 0};
+      if (live && lane_id() == 0 && count < workspace.layout.hops_per_token()) {
+        hops[count] = {-1, 0};
+      }
     }
     for (std::int32_t peer = num_warps() - 1 - warp_id(); peer < num_ranks; peer += num_warps()) {
       const bool takes_part = (active >> peer & 1) != 0;
-      if (blockIdx.x == 0) put_head(params, peer, takes_part);
+      if (blockIdx.x == 0) put_head(params, peer, takes_part, live);
       if (blockIdx.x == gridDim.x - 1) {
-        put_tail(params, peer, takes_part, __shfl_sync(~0u, sent, peer));
+        put_tail(params, peer, takes_part, __shfl_sync(~0u, sent, peer), live);
       }
     }
   }
   if (__syncthreads_or(failed) || warp_id() != 0) return;
-  if (!arrive_last(&header->dispatch_arrivals)) return;
-  exchange_flags(args, protocol::next_epoch(state.epoch), [&](std::int32_t peer) {
-    return gridDim.x == 1 ? sent : __ldcg(workspace.send_counts() + peer);  // lane r is peer r
-  });
+  if (!arrive_last(&header->dispatch_arrivals, live)) return;
+  exchange_flags(
+      args, protocol::next_epoch(state.epoch),
+      [&](std::int32_t peer) {  // lane r is peer r
+        return gridDim.x == 1 || !live ? sent : __ldcg(workspace.send_counts() + peer);
+      },
+      live);
+}
+
+template <int Vectors>
+__global__ void __launch_bounds__(kMaxBlockThreads, 1)
+    dispatch_small_kernel(const __grid_constant__ DispatchArgs args) {
+  if (args.early) launch_dependents();
+#pragma unroll 1
+  for (int act = first_act(args.early); act <= kLastAct; ++act) {
+    dispatch_token<Vectors>(args, opaque(act));
+  }
 }
 
 }  // namespace moe_ep::cuda

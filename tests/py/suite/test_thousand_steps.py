@@ -1,4 +1,4 @@
-"""A thousand random steps: sizes, top-k, ranks, dtypes and masks mixed, every byte held to numpy."""
+"""A thousand random steps of mixed sizes, ranks, dtypes and masks, every byte held to numpy."""
 
 import random
 
