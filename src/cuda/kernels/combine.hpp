@@ -36,7 +36,7 @@ struct CombineTuning {
   std::int64_t chunk_bytes = 16 << 10;  // a chunk has at least so many, within its bounds
   std::int32_t min_push_sms = 48;       // with fewer multiprocessors a rank pulls
   std::int32_t push_percent = 40;       // of the blocks, that push and do not sum
-  std::int32_t threads = 1024;          // of a block; a power of two
+  std::int32_t threads = 1024;          // of a block at most; whole warps
 };
 
 // Enqueues one rank's combine. `params.active` is not used: the mask is that of the dispatch.
