@@ -37,7 +37,7 @@ const char* device_text(Device device) {
 }
 
 // FNV-1a over the names, each with its end: http://www.isthe.com/chongo/tech/comp/fnv/
-std::int32_t name_hash(const std::vector<NamedPayload>& payloads) {
+std::uint32_t name_hash(const std::vector<NamedPayload>& payloads) {
   std::uint32_t hash = 2166136261u;
   const auto add = [&](char c) { hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u; };
   for (const NamedPayload& payload : payloads) {
@@ -45,7 +45,7 @@ std::int32_t name_hash(const std::vector<NamedPayload>& payloads) {
       add(c);
     add('\0');
   }
-  return static_cast<std::int32_t>(hash);
+  return hash;
 }
 
 // True if the elements of one row lie side by side.
@@ -216,7 +216,10 @@ protocol::DispatchParams make_dispatch(const protocol::Workspace& workspace,
           " bytes a token (dispatch_bytes_per_token ", params.dispatch_bytes_per_token(),
           " + extra_payload_bytes_per_token ", options.extra_payload_bytes_per_token, "), got ",
           reserved_bytes);
-  step.signature.fields[protocol::kPayloadNames] = name_hash(inputs.extra_payloads);
+  if (!inputs.extra_payloads.empty()) {
+    presence |=
+        static_cast<std::int32_t>(name_hash(inputs.extra_payloads) << protocol::kNameHashShift);
+  }
   if (inputs.eplb_local_stats) {
     check_eplb_stats(op, *inputs.eplb_local_stats, options.eplb_stats_num_experts, device);
     step.eplb_local_stats = static_cast<const std::int32_t*>(inputs.eplb_local_stats->data);

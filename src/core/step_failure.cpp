@@ -18,8 +18,10 @@ std::string presence_text(std::int64_t presence) {
   if ((presence & protocol::kHasWeights) != 0) add("topk_weights");
   if ((presence & protocol::kHasScale) != 0) add("hidden_states_scale");
   if ((presence & protocol::kHasEplbStats) != 0) add("eplb_local_stats");
-  if (presence >= protocol::kExtraPayload) {
-    add(concat(presence / protocol::kExtraPayload, " extra_payloads"));
+  const auto bits = static_cast<std::uint32_t>(presence);
+  const std::uint32_t num_extras = (bits & 0xffu) / protocol::kExtraPayload;
+  if (num_extras > 0) {
+    add(concat(num_extras, " extra_payloads of name hash ", bits >> protocol::kNameHashShift));
   }
   return text.empty() ? "none" : text;
 }

@@ -11,14 +11,13 @@
 namespace moe_ep::protocol {
 
 // X(field, what a message calls it). Row sizes of the payloads follow these.
-#define MOE_EP_FOR_EACH_SIGNATURE_FIELD(X)                                  \
-  X(kTokensPerRank, "runtime_max_tokens_per_rank")                          \
-  X(kNumExperts, "num_experts")                                             \
-  X(kTopK, "top_k")                                                         \
-  X(kTransport, "transport")                                                \
-  X(kPresence, "presence of weights, scales, extra payloads or eplb stats") \
-  X(kNumPayloads, "number of payloads")                                     \
-  X(kPayloadNames, "hash of the extra payloads' names")
+#define MOE_EP_FOR_EACH_SIGNATURE_FIELD(X)                                                \
+  X(kTokensPerRank, "runtime_max_tokens_per_rank")                                        \
+  X(kNumExperts, "num_experts")                                                           \
+  X(kTopK, "top_k")                                                                       \
+  X(kTransport, "transport")                                                              \
+  X(kPresence, "presence of weights, scales or eplb stats, or the extra payloads' names") \
+  X(kNumPayloads, "number of payloads")
 
 enum SignatureField : std::int32_t {
 #define MOE_EP_ENUMERATOR(field, text) field,
@@ -28,13 +27,15 @@ enum SignatureField : std::int32_t {
   kNumSignatureFields = kFirstRowBytes + kMaxPayloads,
 };
 
-// Bits of the kPresence field; extra payloads count in units of kExtraPayload.
+// Bits of the kPresence field; extra payloads count in units of kExtraPayload within the low byte,
+// and the bits above hold a hash of their names.
 enum Presence : std::int32_t {
   kHasScale = 1,
   kHasWeights = 2,
   kHasEplbStats = 4,
   kExtraPayload = 8,
 };
+inline constexpr std::int32_t kNameHashShift = 8;
 
 struct StepSignature {
   std::int32_t fields[kNumSignatureFields] = {};
