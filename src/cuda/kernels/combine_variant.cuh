@@ -5,8 +5,8 @@
 
 namespace moe_ep::cuda {
 
-// Threads that a multiprocessor holds of a variant: with 72 registers each, or 128 where outputs are
-// quantised or rows are FP8.
+// Threads that a multiprocessor holds of a variant: with 72 registers each, or 128 where outputs
+// are quantised or rows are FP8.
 inline constexpr std::int32_t combine_threads(bool fp8, bool quantised) {
   return fp8 || quantised ? 512 : 896;
 }
