@@ -22,6 +22,10 @@ class Deadline {
              std::min<std::chrono::milliseconds>(timeout, std::chrono::hours(8760))) {}
 
   Clock::time_point end() const { return end_; }
+  std::chrono::milliseconds left() const {
+    return std::max(std::chrono::milliseconds(0),
+                    std::chrono::ceil<std::chrono::milliseconds>(end_ - Clock::now()));
+  }
   bool expired() const { return Clock::now() >= end_; }
   // What is left, for poll(): rounded up, so that a poll that times out means expired().
   int poll_timeout() const {

@@ -134,10 +134,15 @@ void UnixListener::close() noexcept {
   fd_.reset();
 }
 
+void UnixListener::shut() noexcept {
+  ::shutdown(fd_.get(), SHUT_RD);
+}
+
 UniqueFd UnixListener::accept(std::string_view operation) const {
   for (;;) {
     UniqueFd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (fd || errno == EAGAIN || errno == EWOULDBLOCK) return fd;
+    // EINVAL: shut, and nobody waits any more.
+    if (fd || errno == EAGAIN || errno == EWOULDBLOCK || errno == EINVAL) return fd;
     if (errno != EINTR && errno != ECONNABORTED) throw_errno(operation, "accept", errno);
   }
 }

@@ -29,6 +29,8 @@ class UnixListener {
   int get() const noexcept { return fd_.get(); }
   const std::string& path() const noexcept { return path_; }
   void close() noexcept;
+  // From now on connecting fails; those who wait already can still be accepted.
+  void shut() noexcept;
 
   // The next waiting connection, non-blocking and close-on-exec; empty when there is none.
   UniqueFd accept(std::string_view operation) const;

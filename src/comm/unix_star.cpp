@@ -201,14 +201,15 @@ void throw_hub_gone(Peer& hub, std::string_view operation) {
   throw MoEEpError(std::string(operation) + ": rank 0 must stay in the group, got: it has left");
 }
 
-void notify_failure(const Peer& peer, const GroupFailure& failure) noexcept {
-  if (!peer.fd) return;
+bool notify_failure(const Peer& peer, const GroupFailure& failure) noexcept {
+  if (!peer.fd) return false;
   try {
     const Deadline now(std::chrono::milliseconds(0));
     send_frame(peer.fd.get(), FrameType::kFailure, 0, 0, failure.encode(), now);
   } catch (...) {
     // The peer learns it from the socket's end.
   }
+  return true;
 }
 
 std::unique_ptr<Star> Star::join(const std::string& path, int rank, int world_size,

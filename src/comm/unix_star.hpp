@@ -49,7 +49,7 @@ Frame await_hub(Peer& hub, std::uint32_t sequence, std::string_view operation,
 [[noreturn]] void throw_hub_gone(Peer& hub, std::string_view operation);
 
 // Tells a peer that the group has ended, as far as its socket takes it without waiting.
-void notify_failure(const Peer& peer, const GroupFailure& failure) noexcept;
+bool notify_failure(const Peer& peer, const GroupFailure& failure) noexcept;
 
 // One rank's side of a joined group. After an exception every later call throws the same again.
 class Star {

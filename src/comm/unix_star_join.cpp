@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -21,6 +22,8 @@ namespace {
 
 constexpr std::string_view kOperation = "UnixSocketBackend";
 constexpr int kRetryMs = 2;
+// How long a failed hub waits for members that start at the same time as it.
+constexpr std::chrono::milliseconds kLinger{2000};
 
 std::string failed(const std::string& text) {
   return std::string(kOperation) + ": " + text;
@@ -165,24 +168,44 @@ class Gathering {
 
   [[noreturn]] void fail(const std::string& text) { end({failed(text), {}}); }
 
-  // Everybody who has come so far is told, also those whose hello nobody has read.
+  // Everybody who comes is told, also those whose hello nobody has read and those who are still on
+  // their way: without the reason they would wait for a hub until their time is up.
   [[noreturn]] void end(const GroupFailure& failure) {
+    std::size_t num_told = 0;
+    for (const Peer& member : members_)
+      num_told += notify_failure(member, failure) ? 1 : 0;
+    const Deadline linger(std::min(kLinger, deadline_.left()));
     try {
+      do {
+        accept_all();
+        num_told += tell_strangers(failure);
+      } while (num_told + 1 < members_.size() &&
+               wait_for(listener_.get(), POLLIN, linger, kOperation));
+      listener_.shut();
       accept_all();
+      tell_strangers(failure);
     } catch (const MoEEpError&) {
       // Those who wait at the door see it close.
     }
-    for (const Peer& stranger : strangers_)
-      notify_failure(stranger, failure);
-    for (const Peer& member : members_)
-      notify_failure(member, failure);
     failure.raise();
+  }
+
+  // They stay connected until the end: a hang-up could overtake the notice.
+  std::size_t tell_strangers(const GroupFailure& failure) {
+    std::size_t num_told = 0;
+    for (Peer& stranger : strangers_) {
+      num_told += notify_failure(stranger, failure) ? 1 : 0;
+      told_.push_back(std::move(stranger));
+    }
+    strangers_.clear();
+    return num_told;
   }
 
   const std::chrono::milliseconds timeout_;
   const Deadline deadline_;
   std::vector<Peer> members_;
   std::vector<Peer> strangers_;
+  std::vector<Peer> told_;
   std::size_t num_joined_ = 1;
   bool given_up_ = false;
   std::string refusals_;
