@@ -159,6 +159,7 @@ TEST_P(BackendSuite, RecoverGoesOnWithoutALostRank) {
     const auto survivors = group->split(rank == 1 ? 1 : 0, rank);
     const auto comm = make(rank, group, params_for(usual), config);
     run_step(backend(), *comm, usual);
+    group->barrier();  // a rank that is dropped in the middle of a step has no result of it
     if (rank == 1) return;
     EXPECT_THROW(StepRunner(backend(), *comm, usual).send(), MoEEpTimeoutError);
     comm->recover({0, 2, 3}, survivors);

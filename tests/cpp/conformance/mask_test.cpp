@@ -96,7 +96,10 @@ TEST_P(BackendSuite, MaskOfEverybodyChangesNoBit) {
 
 TEST_P(BackendSuite, DefaultMaskHoldsUntilItChanges) {
   const GroupStep usual = random_step(27, 4, 8, 4, 16, 5);
-  run_instances(4, params_for(usual), masked_config(), [&](MoEEpCommunication& comm, int rank) {
+  run(4, [&](int rank, const std::shared_ptr<CommBackend>& group) {
+    const auto three = group->split(rank == 2 ? 1 : 0, rank);
+    const auto instance = make(rank, group, params_for(usual), masked_config());
+    MoEEpCommunication& comm = *instance;
     if (rank == 2) return;
     comm.set_active_ranks({3, 0, 1, 0});
     for (std::uint64_t seed = 28; seed < 33; ++seed) {
@@ -104,6 +107,7 @@ TEST_P(BackendSuite, DefaultMaskHoldsUntilItChanges) {
       step.active = mask_of({0, 1, 3});
       run_step(backend(), comm, step);
     }
+    three->barrier();  // a rank that is dropped in the middle of a step has no result of it
     if (rank == 1) return;
     // An argument wins over the default.
     GroupStep step = random_step(33, 4, 8, 4, 16, 5);
