@@ -4,28 +4,12 @@
 #include <thread>
 
 #include "comm/agree.hpp"
-#include "core/log.hpp"
 #include "core/message.hpp"
+#include "core/transports.hpp"
 #include "protocol/one_sided.hpp"
 
 namespace moe_ep::detail {
 namespace {
-
-protocol::WorkspaceLayout make_layout(int num_ranks, const MoEEpCommParams& params,
-                                      const Options& options) {
-  const RowSizes rows = row_sizes(params, options.extra_payload_bytes_per_token);
-  const auto max_tokens = static_cast<std::int32_t>(params.max_tokens_per_rank);
-  const auto eplb = static_cast<std::int32_t>(options.eplb_stats_num_experts);
-  return protocol::WorkspaceLayout::make(
-      num_ranks, max_tokens, eplb,
-      protocol::WorkspaceLayout::required_bytes(num_ranks, max_tokens, eplb, rows.dispatch,
-                                                rows.combine));
-}
-
-std::string layout_key(const protocol::WorkspaceLayout& layout) {
-  return concat(layout.num_ranks, '/', layout.max_tokens, '/', layout.eplb_experts, '/',
-                layout.slice_bytes);
-}
 
 int default_num_threads(int world_size) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
@@ -104,25 +88,21 @@ std::unique_ptr<CommunicationState> CommunicationState::create(
       agree(*comm, options.class_name, all_ranks(bootstrap.world_size), bootstrap.rank, own);
   state->join_workspace(comm, all);
   if (options.share_workspace) remember_workspace(key, state->workspace_);
-  if (options.lamport.value_or(false)) {
-    log_warning(options.class_name +
-                ": lamport=True, but this version has no Lamport transport; "
-                "steps take the fence transport");
-  }
-  if (options.cft.value_or(false)) {
-    log_warning(options.class_name +
-                ": cft=True, but this version has no counted writes; steps "
-                "take the fence transport");
-  }
+  warn_of_obstacles(params, options);
   return state;
 }
 
 void CommunicationState::make_workspace(CommBackend& comm, const std::vector<int>& members) {
   workspace_ = std::make_shared<SharedWorkspace>();
   workspace_->layout = make_layout(bootstrap_.world_size, params_, options_);
-  slice_bytes_ = workspace_->layout.slice_bytes;
+  note_layout();
   workspace_->memory = SymmetricWorkspace::create_host(comm, static_cast<std::size_t>(slice_bytes_),
                                                        bootstrap_.world_size, members);
+}
+
+void CommunicationState::note_layout() {
+  slice_bytes_ = workspace_->layout.slice_bytes;
+  lamport_max_tokens_ = workspace_->layout.lamport.max_tokens;
 }
 
 void CommunicationState::make_backend() {
@@ -137,7 +117,7 @@ void CommunicationState::join_workspace(std::shared_ptr<CommBackend> comm,
                         return peer.workspace_id == all.front().workspace_id;
                       });
   if (shared) {
-    slice_bytes_ = workspace_->layout.slice_bytes;
+    note_layout();
   } else {
     make_workspace(*comm, all_ranks(bootstrap_.world_size));
   }
@@ -186,7 +166,7 @@ void CommunicationState::destroy() noexcept {
 void CommunicationState::release() noexcept {
   if (workspace_ != nullptr && workspace_->open_round == this) {
     workspace_->open_round = nullptr;
-    workspace_->abandoned = round_.active;
+    workspace_->abandoned = AbandonedRound{round_.active, round_.transport};
   }
   round_ = {};
   workspace_.reset();

@@ -21,6 +21,7 @@ struct Round {
   std::int32_t num_tokens = 0;
   std::int32_t tokens_per_rank = 0;
   RankMask active;
+  Transport transport = Transport::kFence;
 };
 
 class CommunicationState {
@@ -56,6 +57,8 @@ class CommunicationState {
   const Options& options() const { return options_; }
   std::optional<Transport> last_transport() const { return last_transport_; }
   std::int64_t slice_bytes() const { return slice_bytes_; }
+  // Largest T of a Lamport step; 0: no step takes Lamport.
+  std::int64_t lamport_max_tokens() const { return lamport_max_tokens_; }
   std::byte* slice() const {
     return workspace_ == nullptr ? nullptr : workspace_->memory->slice(bootstrap_.rank);
   }
@@ -69,6 +72,7 @@ class CommunicationState {
   // Collective over `members`: a workspace of this instance's own.
   void make_workspace(CommBackend& comm, const std::vector<int>& members);
   void make_backend();
+  void note_layout();
   void join_workspace(std::shared_ptr<CommBackend> comm, const std::vector<Announcement>& all);
   // What recover() and rejoin() have in common: maps the active ranks' memory and starts over.
   void regroup(Announcement own, const std::vector<int>& active_ranks,
@@ -102,6 +106,7 @@ class CommunicationState {
   const MoEEpCommParams params_;
   Options options_;
   std::int64_t slice_bytes_ = 0;
+  std::int64_t lamport_max_tokens_ = 0;
   std::shared_ptr<SharedWorkspace> workspace_;  // null once destroyed
   std::unique_ptr<Backend> backend_;
   RankMask default_mask_;

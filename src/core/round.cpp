@@ -6,6 +6,7 @@
 #include "core/communication_state.hpp"
 #include "core/message.hpp"
 #include "core/step.hpp"
+#include "core/transports.hpp"
 
 namespace moe_ep::detail {
 
@@ -47,8 +48,9 @@ void CommunicationState::finish_abandoned_round(SharedWorkspace& workspace,
   // there is nothing to get here.
   protocol::CombineParams step;
   step.workspace = workspace.view();
-  step.active = *workspace.abandoned & active;  // nobody will touch the others' rows
+  step.active = workspace.abandoned->active & active;  // nobody will touch the others' rows
   step.timeout_ns = static_cast<std::uint64_t>(options_.timeout_sec) * 1'000'000'000ull;
+  step.transport = workspace.abandoned->transport;
   const protocol::StepStatus status = backend_->combine(step, {});
   if (!status.ok()) fail("dispatch", status, {});
   workspace.abandoned.reset();
@@ -89,14 +91,16 @@ MoEEpDispatchResult CommunicationState::dispatch(const DispatchInputs& given) {
                                  "(share_workspace=False gives an instance its own)");
   }
   const RankMask active = mask_for("dispatch", inputs.active_rank_mask);
-  const protocol::DispatchParams step =
+  protocol::DispatchParams step =
       make_dispatch(workspace.view(), params_, options_, active, inputs);
+  const Transport transport = choose_transport(params_, step, inputs);
+  step.signature.fields[protocol::kTransport] = static_cast<std::int32_t>(transport);
   finish_abandoned_round(workspace, active);
   const protocol::StepStatus status = backend_->dispatch(step);
   if (!status.ok()) fail("dispatch", status, payload_names(inputs));
   workspace.open_round = this;
-  round_ = {true, step.num_tokens, step.tokens_per_rank, active};
-  last_transport_ = Transport::kFence;
+  round_ = {true, step.num_tokens, step.tokens_per_rank, active, transport};
+  last_transport_ = transport;
   return dispatch_result(step, inputs);
 }
 
@@ -124,6 +128,7 @@ void CommunicationState::combine(const TensorView& expert_output, const TensorVi
   protocol::CombineParams step;
   step.workspace = workspace.view();
   step.active = round_.active;
+  step.transport = round_.transport;
   step.num_tokens = round_.num_tokens;
   step.tokens_per_rank = round_.tokens_per_rank;
   step.elements = static_cast<std::int32_t>(hidden);

@@ -12,6 +12,12 @@
 
 namespace moe_ep::detail {
 
+// A round that destroy() cut short: who took part, and on which transport.
+struct AbandonedRound {
+  RankMask active;
+  Transport transport = Transport::kFence;
+};
+
 // One rank's workspace and the state that instances on it have in common. Belongs to the thread
 // that drives this rank.
 struct SharedWorkspace {
@@ -19,7 +25,7 @@ struct SharedWorkspace {
   protocol::WorkspaceLayout layout;
   std::shared_ptr<CommBackend> comm;   // of the ranks that are there: all, or whom recover() named
   const void* open_round = nullptr;    // the instance whose round is open
-  std::optional<RankMask> abandoned;   // who took part in a round that destroy() cut short
+  std::optional<AbandonedRound> abandoned;
   std::optional<StepFailure> failure;  // refuses steps until recover()
 
   // Fresh from a reset of the slice on every rank.

@@ -9,6 +9,8 @@
 #include "host/team.hpp"
 #include "protocol/one_sided.hpp"
 #include "protocol/transport/fence.hpp"
+#include "protocol/transport/lamport_combine.hpp"
+#include "protocol/transport/lamport_dispatch.hpp"
 
 namespace moe_ep {
 namespace host {
@@ -31,6 +33,10 @@ HostMemory::Copy row_copy([[maybe_unused]] std::int64_t bytes) {
 #endif
 }
 
+bool is_lamport(std::int32_t transport) {
+  return transport == static_cast<std::int32_t>(Transport::kLamport);
+}
+
 class HostBackend final : public Backend {
  public:
   explicit HostBackend(int num_threads) : team_(num_threads) {}
@@ -45,6 +51,9 @@ class HostBackend final : public Backend {
     const HostMemory::Copy copy = row_copy(bytes * visits);
     return run(bytes, [&](auto& coop, StepStatus& shared) {
       HostMemory memory{copy};
+      if (is_lamport(params.signature.fields[protocol::kTransport])) {
+        return protocol::lamport_dispatch(coop, memory, params, shared);
+      }
       return protocol::dispatch<FenceTransport>(coop, memory, params, shared);
     });
   }
@@ -54,6 +63,9 @@ class HostBackend final : public Backend {
     return run(params.row_bytes * params.num_tokens, [&](auto& coop, StepStatus& shared) {
       HostMemory memory{kernels().copy};
       HostRows rows(kernels(), params, output);
+      if (params.transport == Transport::kLamport) {
+        return protocol::lamport_combine(coop, memory, rows, params, shared);
+      }
       return protocol::combine<FenceTransport>(coop, memory, rows, params, shared);
     });
   }

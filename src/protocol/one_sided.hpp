@@ -11,9 +11,11 @@
 
 #include <cstdint>
 
+#include "protocol/combine_check.hpp"
 #include "protocol/concepts.hpp"
 #include "protocol/route.hpp"
 #include "protocol/step.hpp"
+#include "protocol/transport/lamport_reset.hpp"
 #include "protocol/wait.hpp"
 
 namespace moe_ep::protocol {
@@ -181,16 +183,7 @@ MOE_EP_HD StepStatus accept_combine(M& memory, const CombineParams& params, Epoc
   });
   if (!status.missing.empty()) status.result = StepResult::kTimeout;
   (params.active - status.missing).for_each([&](std::int32_t peer) {
-    const std::uint32_t want = combine_code(params.row_bytes, params.format);
-    const std::uint32_t got = workspace.line(workspace.rank, peer)->combine_code & ~kRowsPlaced;
-    if (status.result == StepResult::kMismatch || got == want) return;
-    const bool same_size = combine_code_row_bytes(got) == combine_code_row_bytes(want);
-    status.result = StepResult::kMismatch;
-    status.peer = peer;
-    status.field =
-        static_cast<std::int32_t>(same_size ? CombineField::kFormat : CombineField::kRowBytes);
-    status.want = same_size ? params.format : params.row_bytes;
-    status.got = same_size ? combine_code_format(got) : combine_code_row_bytes(got);
+    check_combine_code(params, peer, workspace.line(workspace.rank, peer)->combine_code, status);
   });
   return status;
 }
@@ -251,6 +244,7 @@ MOE_EP_HD inline void reset_slice(const Workspace& workspace, Epoch epoch) {
     workspace.recv_counts()[peer] = 0;
     workspace.send_counts()[peer] = 0;
   }
+  reset_lamport(workspace, epoch);
 }
 
 }  // namespace moe_ep::protocol

@@ -113,6 +113,9 @@ class StepRunner {
     Tensor tensor;
     int kind;
   };
+  // The token of `src` in each of its T rows here, -1 where there is none: compact or, after a
+  // Lamport dispatch, by token.
+  std::vector<std::int64_t> placed(int src) const;
   void check_payload(const TensorView& view, const Sent& sent) const;
   void check_result(std::int64_t token, const std::vector<std::byte>& row) const;
   [[noreturn]] void fail(const std::string& what) const;
