@@ -20,16 +20,18 @@ class HostSuiteBackend final : public SuiteBackend {
   const char* name() const override { return name_; }
   RankKind kind() const override { return kind_; }
   Device device() const override { return {}; }
+  SuiteConfig configure(const SuiteConfig& config) const override {
+    SuiteConfig own = config;
+    if (own.lamport || own.cft) return own;
+    own.lamport = transport_ == Transport::kLamport;
+    own.cft = transport_ == Transport::kCounted;
+    if (*own.lamport && !own.lamport_max_tokens) own.lamport_max_tokens = 1 << 20;
+    return own;
+  }
   std::unique_ptr<MoEEpCommunication> create(const BootstrapConfig& bootstrap,
                                              const MoEEpCommParams& params,
                                              const SuiteConfig& config) const override {
-    SuiteConfig own = config;
-    if (!own.lamport && !own.cft) {
-      own.lamport = transport_ == Transport::kLamport;
-      own.cft = transport_ == Transport::kCounted;
-      if (*own.lamport && !own.lamport_max_tokens) own.lamport_max_tokens = 1 << 20;
-    }
-    return create_communication(bootstrap, params, own);
+    return create_communication(bootstrap, params, configure(config));
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) const override {
     constexpr std::size_t kAlignment = 64;

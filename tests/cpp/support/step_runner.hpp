@@ -30,6 +30,8 @@ class SuiteBackend {
   // Whether ranks are threads of this process or processes.
   virtual RankKind kind() const = 0;
   virtual Device device() const = 0;
+  // `config` with what the backend adds of its own; create() does so by itself.
+  virtual SuiteConfig configure(const SuiteConfig& config) const { return config; }
   virtual std::unique_ptr<MoEEpCommunication> create(const BootstrapConfig& bootstrap,
                                                      const MoEEpCommParams& params,
                                                      const SuiteConfig& config) const = 0;
