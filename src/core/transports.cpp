@@ -4,6 +4,7 @@
 
 #include "core/log.hpp"
 #include "core/message.hpp"
+#include "protocol/transport/counted.hpp"
 #include "protocol/transport/lamport_dispatch.hpp"
 
 namespace moe_ep::detail {
@@ -95,6 +96,7 @@ protocol::WorkspaceLayout make_layout(int num_ranks, const MoEEpCommParams& para
   const auto eplb = static_cast<std::int32_t>(options.eplb_stats_num_experts);
   protocol::TransportRegions regions;
   regions.lamport = lamport_spec(num_ranks, params, options);
+  if (options.cft.value_or(false)) regions.counted_row_bytes = rows.combine;
   return WorkspaceLayout::make(
       num_ranks, max_tokens, eplb,
       WorkspaceLayout::required_bytes(num_ranks, max_tokens, eplb, rows.dispatch, rows.combine,
@@ -107,7 +109,7 @@ std::string layout_key(const protocol::WorkspaceLayout& layout) {
   return concat(layout.num_ranks, '/', layout.max_tokens, '/', layout.eplb_experts, '/',
                 layout.slice_bytes, '/', lamport.max_tokens, '/', lamport.tag_stride, '/',
                 lamport.row_stride, '/', lamport.combine_stride, '/',
-                static_cast<int>(lamport.words));
+                static_cast<int>(lamport.words), '/', layout.counted);
 }
 
 void warn_of_obstacles(const MoEEpCommParams& params, const Options& options) {
@@ -129,7 +131,8 @@ Transport choose_transport(const MoEEpCommParams& params, const protocol::Dispat
       protocol::fits_lamport(step)) {
     return Transport::kLamport;
   }
-  return Transport::kFence;
+  const std::int64_t combine_row = params.hidden_size * itemsize(params.token_dtype());
+  return protocol::fits_counted(step, combine_row) ? Transport::kCounted : Transport::kFence;
 }
 
 }  // namespace moe_ep::detail

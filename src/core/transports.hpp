@@ -28,7 +28,7 @@ std::string layout_key(const protocol::WorkspaceLayout& layout);
 // Logs why a transport that was asked for is off.
 void warn_of_obstacles(const MoEEpCommParams& params, const Options& options);
 
-// The transport of a step that is described but for it: Lamport, else fence.
+// The transport of a step that is described but for it: Lamport, else counted, else fence.
 Transport choose_transport(const MoEEpCommParams& params, const protocol::DispatchParams& step,
                            const DispatchInputs& inputs);
 

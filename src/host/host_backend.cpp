@@ -8,6 +8,7 @@
 #include "host/rows.hpp"
 #include "host/team.hpp"
 #include "protocol/one_sided.hpp"
+#include "protocol/transport/counted.hpp"
 #include "protocol/transport/fence.hpp"
 #include "protocol/transport/lamport_combine.hpp"
 #include "protocol/transport/lamport_dispatch.hpp"
@@ -33,8 +34,8 @@ HostMemory::Copy row_copy([[maybe_unused]] std::int64_t bytes) {
 #endif
 }
 
-bool is_lamport(std::int32_t transport) {
-  return transport == static_cast<std::int32_t>(Transport::kLamport);
+Transport transport_of(const DispatchParams& params) {
+  return static_cast<Transport>(params.signature.fields[protocol::kTransport]);
 }
 
 class HostBackend final : public Backend {
@@ -51,10 +52,14 @@ class HostBackend final : public Backend {
     const HostMemory::Copy copy = row_copy(bytes * visits);
     return run(bytes, [&](auto& coop, StepStatus& shared) {
       HostMemory memory{copy};
-      if (is_lamport(params.signature.fields[protocol::kTransport])) {
-        return protocol::lamport_dispatch(coop, memory, params, shared);
+      switch (transport_of(params)) {
+        case Transport::kLamport:
+          return protocol::lamport_dispatch(coop, memory, params, shared);
+        case Transport::kCounted:
+          return protocol::counted_dispatch(coop, memory, params, shared);
+        default:
+          return protocol::dispatch<FenceTransport>(coop, memory, params, shared);
       }
-      return protocol::dispatch<FenceTransport>(coop, memory, params, shared);
     });
   }
 
@@ -63,10 +68,14 @@ class HostBackend final : public Backend {
     return run(params.row_bytes * params.num_tokens, [&](auto& coop, StepStatus& shared) {
       HostMemory memory{kernels().copy};
       HostRows rows(kernels(), params, output);
-      if (params.transport == Transport::kLamport) {
-        return protocol::lamport_combine(coop, memory, rows, params, shared);
+      switch (params.transport) {
+        case Transport::kLamport:
+          return protocol::lamport_combine(coop, memory, rows, params, shared);
+        case Transport::kCounted:
+          return protocol::counted_combine(coop, memory, rows, params, shared);
+        default:
+          return protocol::combine<FenceTransport>(coop, memory, rows, params, shared);
       }
-      return protocol::combine<FenceTransport>(coop, memory, rows, params, shared);
     });
   }
 

@@ -59,6 +59,16 @@ struct HostMemory {
         .load(std::memory_order_relaxed);
   }
 
+  // Pairs with load_acquire of a counter.
+  void add_release(std::uint64_t* counter, std::uint64_t bytes) const {
+    std::atomic_ref<std::uint64_t>(*counter).fetch_add(bytes, std::memory_order_release);
+  }
+  // Pairs with add_release.
+  std::uint64_t load_acquire(const std::uint64_t* counter) const {
+    return std::atomic_ref<std::uint64_t>(*const_cast<std::uint64_t*>(counter))
+        .load(std::memory_order_acquire);
+  }
+
   // Tags release and acquire, so that re-armed words and results follow them from phase to phase.
   void store_tag(std::uint64_t* tag, std::uint64_t value) const {
     // Pairs with load_tag.
@@ -86,6 +96,6 @@ struct HostMemory {
   void pause(std::uint32_t polls) const { spin_pause(polls); }
 };
 
-static_assert(protocol::TagMemory<HostMemory>);
+static_assert(protocol::TagMemory<HostMemory> && protocol::CounterMemory<HostMemory>);
 
 }  // namespace moe_ep::host

@@ -50,6 +50,15 @@ concept TagMemory = Memory<M> && requires(M& memory, std::uint64_t* tag,
   memory.store_tag(tag, value);
   { memory.load_tag(const_tag) } -> std::convertible_to<std::uint64_t>;
 };
+
+// Adds the 64-bit counters of counted writes (transport/counted.hpp).
+template <class M>
+concept CounterMemory = Memory<M> && requires(M& memory, std::uint64_t* counter,
+                                              const std::uint64_t* const_counter,
+                                              std::uint64_t bytes) {
+  memory.add_release(counter, bytes);
+  { memory.load_acquire(const_counter) } -> std::convertible_to<std::uint64_t>;
+};
 // clang-format on
 
 }  // namespace moe_ep::protocol

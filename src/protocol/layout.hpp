@@ -10,6 +10,9 @@
 //   chunks       4 x R x ceil(C / 4)        rank src writes row src -> own rank (devices only)
 //   eplb         4 x R x E'                 rank src writes row src -> own rank
 //   lamport_*    lamport_layout.hpp         where Lamport steps are enabled
+//   counters     64 x R                     rank src adds to line src -> own rank (counted writes)
+//   accounts     16 x R                     own rank
+//   landing      combine row x R x C        rank dst writes block dst -> own rank (counted writes)
 //   combine      row x R x T, fixed start   own rank writes -> peers read (fence)
 //   dispatch     rows of every payload, R x T each; ends at the slice's end
 //
@@ -93,7 +96,21 @@ struct Hop {
 // What a slice holds for transports that not every workspace has.
 struct TransportRegions {
   LamportSpec lamport;
+  std::int64_t counted_row_bytes = 0;  // bytes of a combine row; 0: no counted writes
 };
+
+// Bytes that rank src has put into the owner's rows, modulo 2^64; line src of the counters.
+struct CountedLine {
+  std::uint64_t dispatch_bytes;  // add-release by src, acquire by the owner
+  std::uint64_t combine_bytes;   // the same
+  std::byte padding[48];
+};
+// What the owner has expected of rank src so far.
+struct CountedAccount {
+  std::uint64_t dispatch_bytes;
+  std::uint64_t combine_bytes;
+};
+static_assert(sizeof(CountedLine) == 64 && sizeof(CountedAccount) == 16);
 
 struct WorkspaceLayout {
   std::int32_t num_ranks = 1;
@@ -108,6 +125,10 @@ struct WorkspaceLayout {
   std::int64_t chunks = 0;
   std::int64_t eplb = 0;
   LamportLayout lamport;
+  bool counted = false;
+  std::int64_t counters = 0;
+  std::int64_t accounts = 0;
+  std::int64_t landing = 0;
   std::int64_t combine = 0;
 
   // The most ranks one token can visit.
@@ -138,7 +159,15 @@ struct WorkspaceLayout {
     layout.eplb = layout.chunks + align_up(4 * ranks * layout.chunks_per_rank());
     layout.lamport = LamportLayout::make(num_ranks, regions.lamport,
                                          layout.eplb + align_up(4 * ranks * eplb_experts));
-    layout.combine = layout.lamport.end;
+    layout.counted = regions.counted_row_bytes > 0;
+    const std::int64_t lines = layout.counted ? ranks : 0;
+    layout.counters = layout.lamport.end;
+    layout.accounts =
+        layout.counters + align_up(lines * static_cast<std::int64_t>(sizeof(CountedLine)));
+    layout.landing =
+        layout.accounts + align_up(lines * static_cast<std::int64_t>(sizeof(CountedAccount)));
+    layout.combine =
+        layout.landing + combine_bytes(num_ranks, max_tokens, regions.counted_row_bytes);
     return layout;
   }
 

@@ -43,6 +43,9 @@ MOE_EP_HD void put_tokens(M& memory, const DispatchParams& params, std::int32_t 
         T::put_row(memory, params.row(hop.rank, payload, params.workspace.rank, hop.row), source,
                    params.row_bytes(payload));
       }
+      if constexpr (requires { T::count_token(memory, params, hop.rank); }) {
+        T::count_token(memory, params, hop.rank);
+      }
     });
   }
 }
@@ -128,17 +131,33 @@ MOE_EP_HD inline void clear_absent_stats(const DispatchParams& params) {
   }
 }
 
+// The next epoch, and where the own tokens go. One thread.
+MOE_EP_HD inline void begin_dispatch(const DispatchParams& params,
+                                     RowPlacement placement = RowPlacement::kCompact) {
+  SliceHeader* header = params.workspace.header();
+  header->epoch = next_epoch(header->epoch);
+  header->num_tokens = params.num_tokens;
+  route_tokens(params, placement);
+}
+
+// Marks the rows of accepted blocks that hold no token. Blocks are split over the threads.
+MOE_EP_HD inline void finish_dispatch(const DispatchParams& params, std::int32_t first,
+                                      std::int32_t step) {
+  const Workspace& workspace = params.workspace;
+  if (params.ids_payload < 0) return;
+  mark_empty_rows(
+      reinterpret_cast<std::int32_t*>(params.row(workspace.rank, params.ids_payload, 0, 0)),
+      workspace.recv_counts(), workspace.layout.num_ranks, params.tokens_per_rank, params.top_k,
+      params.invalid_expert_id, first, step);
+}
+
 // One rank's dispatch. Every thread of `coop` calls it with the same `shared`; all return the same.
 template <class T, Coop C, Memory M>
 MOE_EP_HD StepStatus dispatch(C& coop, M& memory, const DispatchParams& params,
                               StepStatus& shared) {
   const bool leader = coop.thread_rank() == 0;
   const Workspace& workspace = params.workspace;
-  if (leader) {
-    workspace.header()->epoch = next_epoch(workspace.header()->epoch);
-    workspace.header()->num_tokens = params.num_tokens;
-    route_tokens(params);
-  }
+  if (leader) begin_dispatch(params);
   coop.sync();
   put_tokens<T>(memory, params, coop.thread_rank(), coop.size());
   coop.sync();
@@ -150,12 +169,7 @@ MOE_EP_HD StepStatus dispatch(C& coop, M& memory, const DispatchParams& params,
   }
   coop.sync();
   const StepStatus status = shared;
-  if (status.ok() && params.ids_payload >= 0) {
-    mark_empty_rows(
-        reinterpret_cast<std::int32_t*>(params.row(workspace.rank, params.ids_payload, 0, 0)),
-        workspace.recv_counts(), workspace.layout.num_ranks, params.tokens_per_rank, params.top_k,
-        params.invalid_expert_id, coop.thread_rank(), coop.size());
-  }
+  if (status.ok()) finish_dispatch(params, coop.thread_rank(), coop.size());
   coop.sync();
   return status;
 }
@@ -243,6 +257,10 @@ MOE_EP_HD inline void reset_slice(const Workspace& workspace, Epoch epoch) {
     *workspace.line(workspace.rank, peer) = line;
     workspace.recv_counts()[peer] = 0;
     workspace.send_counts()[peer] = 0;
+    if (workspace.layout.counted) {
+      reinterpret_cast<CountedLine*>(workspace.own() + workspace.layout.counters)[peer] = {};
+      reinterpret_cast<CountedAccount*>(workspace.own() + workspace.layout.accounts)[peer] = {};
+    }
   }
   reset_lamport(workspace, epoch);
 }

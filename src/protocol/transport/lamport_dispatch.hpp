@@ -26,7 +26,7 @@
 
 #include <cstdint>
 
-#include "protocol/route.hpp"
+#include "protocol/one_sided.hpp"
 #include "protocol/step.hpp"
 #include "protocol/transport/lamport.hpp"
 #include "protocol/wait.hpp"
@@ -305,11 +305,7 @@ MOE_EP_HD StepStatus lamport_dispatch(C& coop, M& memory, const DispatchParams& 
                                       StepStatus& shared) {
   const bool leader = coop.thread_rank() == 0;
   const Workspace& workspace = params.workspace;
-  if (leader) {
-    workspace.header()->epoch = next_epoch(workspace.header()->epoch);
-    workspace.header()->num_tokens = params.num_tokens;
-    route_tokens(params, RowPlacement::kByToken);
-  }
+  if (leader) begin_dispatch(params, RowPlacement::kByToken);
   coop.sync();
   const Epoch epoch = workspace.header()->epoch;
   const std::int32_t bank = Rules::bank(epoch);

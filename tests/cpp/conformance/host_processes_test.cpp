@@ -10,9 +10,10 @@ namespace {
 
 const HostSuiteBackend kFence("fence", RankKind::kProcesses, Transport::kFence);
 const HostSuiteBackend kLamport("lamport", RankKind::kProcesses, Transport::kLamport);
+const HostSuiteBackend kCounted("counted", RankKind::kProcesses, Transport::kCounted);
 
 INSTANTIATE_TEST_SUITE_P(Processes, BackendSuite,
-                         ::testing::Values<const SuiteBackend*>(&kFence, &kLamport), suite_name);
+                         ::testing::Values<const SuiteBackend*>(&kFence, &kLamport, &kCounted), suite_name);
 
 }  // namespace
 }  // namespace moe_ep::testing

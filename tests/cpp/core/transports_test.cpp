@@ -147,6 +147,34 @@ TEST(TransportsTest, InstancesThatCannotTakeLamportHaveNoRegionsForIt) {
   }
 }
 
+TEST(TransportsTest, CountedWritesTakeRowsOfMultiplesOf16Bytes) {
+  HostAlltoAllConfig config = config_of(std::nullopt);
+  config.cft = true;
+  config.cft_max_tokens_for_dispatch = config.cft_max_tokens_for_combine = 1;  // ignored
+  MoEEpCommParams params = params_of(std::nullopt, kFloat16);
+  HostAlltoAll narrow({}, params, config);
+  EXPECT_EQ(transport_of(narrow, {kFloat16}), Transport::kFence) << "ids take 8 bytes";
+  params.top_k = 4;
+  HostAlltoAll comm({}, params, config);
+  const auto four_picks = [&](const Sent& sent) {
+    std::vector<std::byte> bytes(4096);
+    std::vector<std::int32_t> ids(8, 1);
+    DispatchInputs inputs;
+    inputs.hidden_states = TensorView(bytes.data(), sent.dtype, {2, sent.width});
+    inputs.topk_ids = TensorView(ids.data(), kInt32, {2, 4});
+    comm.dispatch(inputs);
+    std::vector<std::byte> output(2 * kHidden * 2);
+    comm.combine(comm.get_combine_input_buffer(kFloat16),
+                 TensorView(output.data(), kFloat16, {2, kHidden}));
+    return comm.last_transport().value();
+  };
+  EXPECT_EQ(four_picks({kFloat16}), Transport::kCounted);
+  EXPECT_EQ(four_picks({kFloat16, kHidden - 1}), Transport::kFence);
+  config.cft = std::nullopt;
+  HostAlltoAll usual({}, params, config);
+  EXPECT_EQ(usual.last_transport(), std::nullopt);
+}
+
 TEST(TransportsTest, DefaultLimitKeepsTheBudget) {
   for (const int ranks : {1, 2, 8, 64, 256}) {
     MoEEpCommParams params = {

@@ -25,7 +25,7 @@ FakeStep lamport_step(int num_ranks, int tokens, int num_experts, int top_k, int
 
 FakeGroup lamport_group(int num_ranks, int max_tokens, int top_k, int num_words, Epoch epoch = 0) {
   return FakeGroup(num_ranks, max_tokens, 4 * (num_words + top_k), 4 * num_words, 0, epoch,
-                   lamport_regions(max_tokens, top_k, num_words));
+                   all_regions(max_tokens, top_k, num_words));
 }
 
 // All data words of the landing rows in `workspace` hold the sentinel.
@@ -39,7 +39,7 @@ FakeGroup lamport_group(int num_ranks, int max_tokens, int top_k, int num_words,
   return ::testing::AssertionSuccess();
 }
 
-TEST(LamportStepTest, RandomStepsMixedWithFenceStepsAreExact) {
+TEST(LamportStepTest, RandomStepsOfAllTransportsAreExact) {
   std::mt19937 random(4);
   for (int round = 0; round < 60; ++round) {
     const int num_ranks = 1 + static_cast<int>(random() % 9);
@@ -52,7 +52,8 @@ TEST(LamportStepTest, RandomStepsMixedWithFenceStepsAreExact) {
                                    1 + static_cast<int>(random() % 20), top_k,
                                    1 + static_cast<int>(random() % kWords));
       step.invalid_expert_id = round % 2 == 0 ? -1 : 1'000'000;
-      if (random() % 4 == 0) step.transport = Transport::kFence;
+      const auto draw = random() % 6;
+      if (draw < 2) step.transport = draw == 0 ? Transport::kFence : Transport::kCounted;
       FakeWorld world{group, step, random_tokens(num_ranks, step, step_idx, random)};
       ASSERT_NO_FATAL_FAILURE(run_step(world, random)) << "round " << round;
       for (int rank = 0; rank < num_ranks; ++rank)

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "protocol/one_sided.hpp"
+#include "protocol/transport/counted.hpp"
 #include "protocol/transport/fence.hpp"
 #include "protocol/transport/lamport_combine.hpp"
 #include "support/fake_memory.hpp"
@@ -78,12 +79,13 @@ struct FakeRows {
   }
 };
 
-// Landing rows for Lamport steps of up to `max_tokens` tokens of `num_words` words.
-inline protocol::TransportRegions lamport_regions(std::int32_t max_tokens, std::int32_t top_k,
+// Regions of all transports, for Lamport steps of up to `max_tokens` tokens of `num_words` words.
+inline protocol::TransportRegions all_regions(std::int32_t max_tokens, std::int32_t top_k,
                                                   std::int32_t num_words) {
   protocol::TransportRegions regions;
   regions.lamport = {max_tokens, top_k, 4ll * num_words, 0, 4ll * num_words,
                      protocol::DataWords::kBf16};
+  regions.counted_row_bytes = 4ll * num_words;
   return regions;
 }
 

@@ -58,6 +58,9 @@ struct FakeWorld {
       return statuses[rank] =
                  protocol::lamport_dispatch(coop, memory, dispatched[rank], shared);
     }
+    if (step.transport == Transport::kCounted) {
+      return statuses[rank] = protocol::counted_dispatch(coop, memory, dispatched[rank], shared);
+    }
     return statuses[rank] =
                protocol::dispatch<protocol::FenceTransport>(coop, memory, dispatched[rank], shared);
   }
@@ -90,6 +93,9 @@ struct FakeWorld {
     FakeRows rows{params, results[rank]};
     if (step.transport == Transport::kLamport) {
       return statuses[rank] = protocol::lamport_combine(coop, memory, rows, params, shared);
+    }
+    if (step.transport == Transport::kCounted) {
+      return statuses[rank] = protocol::counted_combine(coop, memory, rows, params, shared);
     }
     return statuses[rank] =
                protocol::combine<protocol::FenceTransport>(coop, memory, rows, params, shared);
