@@ -39,7 +39,7 @@ bool is_data_dtype(DataWords words, DType dtype) {
 }
 
 std::int64_t value_bytes(DataWords words, std::int64_t hidden) {
-  return words == DataWords::kBf16 ? 2 * hidden
+  return words == DataWords::kBf16  ? 2 * hidden
          : words == DataWords::kFp8 ? hidden
                                     : (hidden + 1) / 2;
 }
@@ -51,19 +51,19 @@ LamportSpec lamport_spec(int num_ranks, const MoEEpCommParams& params, const Opt
   spec.words = data_words(params);
   spec.top_k = static_cast<std::int32_t>(params.top_k);
   spec.value_bytes = value_bytes(spec.words, params.hidden_size);
-  spec.scale_bytes = params.dispatch_bytes_per_token() + options.extra_payload_bytes_per_token -
-                     spec.value_bytes;
+  spec.scale_bytes =
+      params.dispatch_bytes_per_token() + options.extra_payload_bytes_per_token - spec.value_bytes;
   spec.combine_bytes = params.hidden_size * itemsize(kBFloat16);
   const LamportLayout layout = LamportLayout::make(num_ranks, spec, 0);
   const std::int64_t token_bytes =
-      num_ranks * (protocol::kLamportBanks * (layout.tag_stride + layout.row_stride) +
-                   layout.combine_stride);
+      num_ranks *
+      (protocol::kLamportBanks * (layout.tag_stride + layout.row_stride) + layout.combine_stride);
   constexpr std::int64_t kMaxBytes = std::int64_t{1} << 60;  // offsets stay within 64 bits
   const std::int64_t least = options.lamport.value_or(false) ? 1 : 0;
   const std::int64_t affordable = std::max(kLamportBudgetBytes / token_bytes, least);
-  spec.max_tokens = static_cast<std::int32_t>(
-      std::min({options.lamport_max_tokens.value_or(affordable), params.max_tokens_per_rank,
-                kMaxBytes / token_bytes}));
+  spec.max_tokens =
+      static_cast<std::int32_t>(std::min({options.lamport_max_tokens.value_or(affordable),
+                                          params.max_tokens_per_rank, kMaxBytes / token_bytes}));
   return spec;
 }
 

@@ -1,5 +1,5 @@
-// Which transports an instance's steps may take, and which one a step takes. Both follow from values
-// that are equal on every rank.
+// Which transports an instance's steps may take, and which one a step takes. Both follow from
+// values that are equal on every rank.
 #pragma once
 
 #include <string>

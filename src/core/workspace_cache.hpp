@@ -23,8 +23,8 @@ struct AbandonedRound {
 struct SharedWorkspace {
   std::shared_ptr<SymmetricWorkspace> memory;
   protocol::WorkspaceLayout layout;
-  std::shared_ptr<CommBackend> comm;   // of the ranks that are there: all, or whom recover() named
-  const void* open_round = nullptr;    // the instance whose round is open
+  std::shared_ptr<CommBackend> comm;  // of the ranks that are there: all, or whom recover() named
+  const void* open_round = nullptr;   // the instance whose round is open
   std::optional<AbandonedRound> abandoned;
   std::optional<StepFailure> failure;  // refuses steps until recover()
 

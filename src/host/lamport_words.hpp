@@ -1,5 +1,5 @@
-// Landing words of Lamport rows, 8 bytes at a time. Both halves are looked at, each on its own: what
-// counts is that no word is taken before it is there, not that 8 bytes arrive together.
+// Landing words of Lamport rows, 8 bytes at a time. Both halves are looked at, each on its own:
+// what counts is that no word is taken before it is there, not that 8 bytes arrive together.
 #pragma once
 
 #include <atomic>

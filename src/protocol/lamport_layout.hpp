@@ -6,8 +6,8 @@
 //   lamport_rows      row x R x M x 2        the same; armed and re-armed by the own rank
 //   lamport_combine   combine row x R x M    rank dst writes block dst -> own rank, which re-arms
 //
-// M is the largest T of a Lamport step. A row's place depends on its source and token only, never on
-// the T or the widths of a step. Dispatch has two banks, one for odd and one for even epochs.
+// M is the largest T of a Lamport step. A row's place depends on its source and token only, never
+// on the T or the widths of a step. Dispatch has two banks, one for odd and one for even epochs.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // Routing of one rank's tokens: which ranks each visits and in which row of its block.
 //
 // Compact placement: the rows that a rank receives from one source are that source's tokens in
-// ascending order, the same every run. By token (Lamport): token t lies in row t. The hop lists stay in the own slice; combine reads them to
-// find the rows that come back.
+// ascending order, the same every run. By token (Lamport): token t lies in row t. The hop lists
+// stay in the own slice; combine reads them to find the rows that come back.
 #pragma once
 
 #include <cstdint>

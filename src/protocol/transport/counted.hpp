@@ -1,5 +1,6 @@
-// Counted writes: every row that is put adds its bytes to a counter at the receiver, who waits until
-// the counter has reached what it expects. Rows of a dispatch lie compact, as on the fence transport.
+// Counted writes: every row that is put adds its bytes to a counter at the receiver, who waits
+// until the counter has reached what it expects. Rows of a dispatch lie compact, as on the fence
+// transport.
 //
 //   dispatch  line (number of rows, signature), flag; then rows, each followed by its bytes. The
 //             receiver learns from the line what to expect and waits for it: no fence between rows
@@ -8,13 +9,13 @@
 //             which says that it has read its last expert output.
 //
 // A counter has one writer (the source), who adds with release, and one reader (the owner), who
-// acquires. It is never reset: the owner's account holds the total that it expected so far, both are
-// 64-bit and wrap, and a counter has reached an account when int64(counter - account) >= 0. All
+// acquires. It is never reset: the owner's account holds the total that it expected so far, both
+// are 64-bit and wrap, and a counter has reached an account when int64(counter - account) >= 0. All
 // payload rows are multiples of 16 bytes.
 //
 // Why one set of rows is enough: as on the fence transport (fence.hpp), whose flags are used alike.
-// Landing rows: B puts answers of step e + 1 into A after it acquired A's dispatch_flag e + 1, which A
-// released after it had summed step e.
+// Landing rows: B puts answers of step e + 1 into A after it acquired A's dispatch_flag e + 1,
+// which A released after it had summed step e.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +38,7 @@ MOE_EP_HD inline CountedAccount* counted_account(const Workspace& workspace, std
 MOE_EP_HD inline std::byte* landing_row(const CombineParams& params, std::int32_t owner,
                                         std::int32_t dst, std::int32_t row) {
   const std::int64_t index = static_cast<std::int64_t>(dst) * params.tokens_per_rank + row;
-  return params.workspace.slice(owner) + params.workspace.layout.landing +
-         index * params.row_bytes;
+  return params.workspace.slice(owner) + params.workspace.layout.landing + index * params.row_bytes;
 }
 
 // Whether all rows of the step may be counted. Depends on the signature alone.
@@ -84,10 +84,9 @@ MOE_EP_HD void await_dispatch_bytes(M& memory, const DispatchParams& params,
   const Workspace& workspace = params.workspace;
   params.active.for_each([&](std::int32_t peer) {
     std::uint64_t& account = counted_account(workspace, peer)->dispatch_bytes;
-    account += static_cast<std::uint64_t>(workspace.recv_counts()[peer]) *
-               dispatch_token_bytes(params);
-    const std::uint64_t* counter =
-        &counted_line(workspace, workspace.rank, peer)->dispatch_bytes;
+    account +=
+        static_cast<std::uint64_t>(workspace.recv_counts()[peer]) * dispatch_token_bytes(params);
+    const std::uint64_t* counter = &counted_line(workspace, workspace.rank, peer)->dispatch_bytes;
     if (!await_bytes(memory, counter, account, deadline_ns)) status.missing.set(peer);
   });
   if (!status.missing.empty()) status.result = StepResult::kTimeout;

@@ -5,9 +5,9 @@
 // it and arms it again. Every 32-bit word is looked at on its own: whatever order a vector's words
 // arrive in, none is taken before it is there.
 //
-// Tags are 64-bit words {epoch, value}. Every bit of a value survives; a tag of an earlier step does
-// not pass for one of this step, so tags are never armed. Ids, weights, scales, the step signature
-// and a phase's announcement travel as tags.
+// Tags are 64-bit words {epoch, value}. Every bit of a value survives; a tag of an earlier step
+// does not pass for one of this step, so tags are never armed. Ids, weights, scales, the step
+// signature and a phase's announcement travel as tags.
 //
 // Who orders what: data words are relaxed. A word is armed again by its reader and written again by
 // its writer one or more steps later; that the two do not cross is the tags' doing (TagMemory), see

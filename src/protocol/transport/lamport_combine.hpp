@@ -62,8 +62,8 @@ MOE_EP_HD void keep_own_answer(M& memory, const CombineParams& params, std::int3
   });
 }
 
-// Pushes the answers to the tokens that this rank received, and keeps those to its own in the combine
-// region; split over the threads. Nothing reads the expert output after it.
+// Pushes the answers to the tokens that this rank received, and keeps those to its own in the
+// combine region; split over the threads. Nothing reads the expert output after it.
 template <TagMemory M>
 MOE_EP_HD void put_combine_rows(M& memory, const CombineParams& params, std::int32_t bank,
                                 std::int32_t first, std::int32_t step) {

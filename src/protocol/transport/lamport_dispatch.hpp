@@ -12,12 +12,12 @@
 //
 // Why nothing crosses. Let A send step e + 1 to B. A has finished combine e, for which it took B's
 // combine tag e, which B put after it had taken and re-armed all of step e's dispatch and its
-// experts were done with the results. So B's re-arming of step e precedes A's words of e + 1, and so
-// would a single bank be safe; two banks keep ids and rows of neighbouring steps apart even where a
-// combine does not wait for a rank it exchanges no rows with. The combine rows that B re-armed in
-// combine e precede B's line of e + 1, which A takes before it puts combine rows of e + 1. Fence steps
-// in between keep both chains (fence.hpp). The edge is the tag's, not the bank's: with relaxed tags
-// any number of banks only makes the fault rarer.
+// experts were done with the results. So B's re-arming of step e precedes A's words of e + 1, and
+// so would a single bank be safe; two banks keep ids and rows of neighbouring steps apart even
+// where a combine does not wait for a rank it exchanges no rows with. The combine rows that B
+// re-armed in combine e precede B's line of e + 1, which A takes before it puts combine rows of e
+// + 1. Fence steps in between keep both chains (fence.hpp). The edge is the tag's, not the bank's:
+// with relaxed tags any number of banks only makes the fault rarer.
 //
 // Tags compare epochs for equality, flags of fence steps by half the range. A bank's tags and the
 // flags that no step wrote for kStampSteps steps are stamped by their reader, so that none is ever
@@ -99,9 +99,9 @@ MOE_EP_HD void put_lamport_row(M& memory, const DispatchParams& params, std::int
   const IdRow ids = params.ids(token);
   for (std::int32_t k = 0; k < params.top_k; ++k) {
     const std::int64_t id = ids[k];
-    memory.store_tag(tags++,
-                     make_tag(epoch, params.ownership.is_void(id) ? kVoidId
-                                                                  : static_cast<std::uint32_t>(id)));
+    memory.store_tag(
+        tags++,
+        make_tag(epoch, params.ownership.is_void(id) ? kVoidId : static_cast<std::uint32_t>(id)));
   }
   for (std::int32_t payload = 2; payload < params.num_payloads; ++payload) {
     const Payload& from = params.payloads[payload];
@@ -160,9 +160,8 @@ MOE_EP_HD void put_lamport_lines(M& memory, const DispatchParams& params, std::i
   peers_of(workspace, params.active).for_each([&](std::int32_t peer) {
     std::uint64_t* line = lamport_line(workspace, peer, bank, workspace.rank);
     for (std::int32_t field = 0; field < kNumSignatureFields; ++field) {
-      memory.store_tag(
-          line + field,
-          make_tag(epoch, static_cast<std::uint32_t>(params.signature.fields[field])));
+      memory.store_tag(line + field,
+                       make_tag(epoch, static_cast<std::uint32_t>(params.signature.fields[field])));
     }
     const std::int32_t num_rows = workspace.send_counts()[peer];
     memory.store_tag(line + kLineRows, make_tag(epoch, static_cast<std::uint32_t>(num_rows)));

@@ -8,9 +8,9 @@
 // | kFp8 | ffffffff, four e4m3 NaNs | 7f7f7f7f | the sign of NaNs |
 // | kFp4 | 88888888, eight e2m1 -0 | 88888880 | the sign of one zero (e2m1 has no NaN) |
 //
-// Ids, weights and scales have no pattern to spare (an e8m0 scale has one NaN, 0xff); they travel as
-// tags (lamport.hpp). The last word of a row whose bytes are no multiple of 4 is padded with zeros,
-// which makes it unlike every sentinel.
+// Ids, weights and scales have no pattern to spare (an e8m0 scale has one NaN, 0xff); they travel
+// as tags (lamport.hpp). The last word of a row whose bytes are no multiple of 4 is padded with
+// zeros, which makes it unlike every sentinel.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ MOE_EP_HD constexpr std::uint32_t sentinel_of(DataWords words) {
 
 // The word that travels in place of the sentinel.
 MOE_EP_HD constexpr std::uint32_t substitute_of(DataWords words) {
-  return words == DataWords::kBf16 ? 0x7fff7fffu
+  return words == DataWords::kBf16  ? 0x7fff7fffu
          : words == DataWords::kFp8 ? 0x7f7f7f7fu
                                     : 0x88888880u;
 }

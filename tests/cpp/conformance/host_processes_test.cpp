@@ -13,7 +13,8 @@ const HostSuiteBackend kLamport("lamport", RankKind::kProcesses, Transport::kLam
 const HostSuiteBackend kCounted("counted", RankKind::kProcesses, Transport::kCounted);
 
 INSTANTIATE_TEST_SUITE_P(Processes, BackendSuite,
-                         ::testing::Values<const SuiteBackend*>(&kFence, &kLamport, &kCounted), suite_name);
+                         ::testing::Values<const SuiteBackend*>(&kFence, &kLamport, &kCounted),
+                         suite_name);
 
 }  // namespace
 }  // namespace moe_ep::testing

@@ -10,7 +10,8 @@ const HostSuiteBackend kLamport("lamport", RankKind::kThreads, Transport::kLampo
 const HostSuiteBackend kCounted("counted", RankKind::kThreads, Transport::kCounted);
 
 INSTANTIATE_TEST_SUITE_P(Threads, BackendSuite,
-                         ::testing::Values<const SuiteBackend*>(&kFence, &kLamport, &kCounted), suite_name);
+                         ::testing::Values<const SuiteBackend*>(&kFence, &kLamport, &kCounted),
+                         suite_name);
 
 }  // namespace
 }  // namespace moe_ep::testing

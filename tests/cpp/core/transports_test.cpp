@@ -43,8 +43,7 @@ Transport transport_of(HostAlltoAll& comm, const Sent& sent) {
   inputs.topk_ids = TensorView(ids.data(), kInt32, {2, kTopK});
   inputs.runtime_max_tokens_per_rank = sent.tokens_per_rank;
   if (sent.scale_dtype) {
-    inputs.hidden_states_scale =
-        TensorView(bytes.data(), *sent.scale_dtype, {2, sent.scale_width});
+    inputs.hidden_states_scale = TensorView(bytes.data(), *sent.scale_dtype, {2, sent.scale_width});
   }
   if (sent.extra) inputs.extra_payloads = {{"x", TensorView(bytes.data(), kUInt8, {2, 4})}};
   if (sent.stats) inputs.eplb_local_stats = TensorView(stats.data(), kInt32, {4});

@@ -127,8 +127,8 @@ TEST(LamportStepTest, MissingRowNamesItsRank) {
   FakeWorld world{group, step, std::vector<FakeTokens>(3, FakeTokens::make(1, 0, {{0}, {1}}, 4))};
   FakeGroup::run({1, 2, 0}, [&](int rank, FakeMemory& memory) {
     if (rank == 0) {  // the last: everybody else's rows are there
-      auto* landing = reinterpret_cast<std::uint32_t*>(
-          group.workspace(0).own() + group.layout().lamport.row(1, 2, 0));
+      auto* landing = reinterpret_cast<std::uint32_t*>(group.workspace(0).own() +
+                                                       group.layout().lamport.row(1, 2, 0));
       ASSERT_NE(landing[3], sentinel_of(DataWords::kBf16));
       landing[3] = sentinel_of(DataWords::kBf16);
     }

@@ -25,7 +25,8 @@ TEST(SentinelTest, SubstitutesMeanWhatTheyStandFor) {
     EXPECT_EQ(canonical(substitute_of(words), words), substitute_of(words));
   }
   // Both halves NaN before and after.
-  for (const std::uint32_t word : {sentinel_of(DataWords::kBf16), substitute_of(DataWords::kBf16)}) {
+  for (const std::uint32_t word :
+       {sentinel_of(DataWords::kBf16), substitute_of(DataWords::kBf16)}) {
     EXPECT_GT(word & 0x7fffu, 0x7f80u);
     EXPECT_GT(word >> 16 & 0x7fffu, 0x7f80u);
   }

@@ -81,10 +81,10 @@ struct FakeRows {
 
 // Regions of all transports, for Lamport steps of up to `max_tokens` tokens of `num_words` words.
 inline protocol::TransportRegions all_regions(std::int32_t max_tokens, std::int32_t top_k,
-                                                  std::int32_t num_words) {
+                                              std::int32_t num_words) {
   protocol::TransportRegions regions;
-  regions.lamport = {max_tokens, top_k, 4ll * num_words, 0, 4ll * num_words,
-                     protocol::DataWords::kBf16};
+  regions.lamport = {max_tokens, top_k,           4ll * num_words,
+                     0,          4ll * num_words, protocol::DataWords::kBf16};
   regions.counted_row_bytes = 4ll * num_words;
   return regions;
 }
@@ -94,12 +94,11 @@ class FakeGroup {
   FakeGroup(int num_ranks, std::int32_t max_tokens, std::int64_t dispatch_row_bytes,
             std::int64_t combine_row_bytes, std::int32_t eplb_experts = 0,
             protocol::Epoch epoch = 0, const protocol::TransportRegions& regions = {})
-      : layout_(protocol::WorkspaceLayout::make(
-            num_ranks, max_tokens, eplb_experts,
-            protocol::WorkspaceLayout::required_bytes(num_ranks, max_tokens, eplb_experts,
-                                                      dispatch_row_bytes, combine_row_bytes,
-                                                      regions),
-            regions)),
+      : layout_(protocol::WorkspaceLayout::make(num_ranks, max_tokens, eplb_experts,
+                                                protocol::WorkspaceLayout::required_bytes(
+                                                    num_ranks, max_tokens, eplb_experts,
+                                                    dispatch_row_bytes, combine_row_bytes, regions),
+                                                regions)),
         bytes_(static_cast<std::size_t>(num_ranks * layout_.slice_bytes) + 128, std::byte{0x7f}) {
     for (int rank = 0; rank < num_ranks; ++rank)
       protocol::reset_slice(workspace(rank), epoch);

@@ -55,8 +55,7 @@ struct FakeWorld {
     protocol::StepStatus shared;
     dispatched[rank] = group.dispatch_params(rank, step, tokens[static_cast<std::size_t>(rank)]);
     if (step.transport == Transport::kLamport) {
-      return statuses[rank] =
-                 protocol::lamport_dispatch(coop, memory, dispatched[rank], shared);
+      return statuses[rank] = protocol::lamport_dispatch(coop, memory, dispatched[rank], shared);
     }
     if (step.transport == Transport::kCounted) {
       return statuses[rank] = protocol::counted_dispatch(coop, memory, dispatched[rank], shared);
@@ -127,8 +126,7 @@ struct FakeWorld {
           ASSERT_EQ(id, want) << "rank " << rank << ", block " << src << ", row " << row;
         }
         if (empty) continue;
-        const auto& words =
-            tokens[static_cast<std::size_t>(src)].rows[std::size_t(token)];
+        const auto& words = tokens[static_cast<std::size_t>(src)].rows[std::size_t(token)];
         for (int word = 0; word < step.num_words; ++word) {
           ASSERT_EQ(FakeGroup::received(params, 0, src, row, word), words[std::size_t(word)])
               << "rank " << rank << ", block " << src << ", row " << row;

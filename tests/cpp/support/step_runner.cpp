@@ -237,8 +237,7 @@ void StepRunner::combine() {
     const auto tokens = placed(src);
     for (std::int64_t row = 0; row < step_.tokens_per_rank; ++row) {
       const std::int64_t token = tokens[static_cast<std::size_t>(row)];
-      const auto bytes =
-          token < 0 ? nan_row(row_bytes) : expert_row(step_, rank_, src, token);
+      const auto bytes = token < 0 ? nan_row(row_bytes) : expert_row(step_, rank_, src, token);
       const std::int64_t index = src * step_.tokens_per_rank + row;
       backend_.upload(
           static_cast<std::byte*>(answers.data) + index * answers.stride(0) * itemsize(step_.dtype),
