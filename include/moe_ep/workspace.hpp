@@ -69,6 +69,8 @@ class MOE_EP_API SymmetricWorkspace {
   std::byte* slice(int rank) const noexcept {
     return base_ + static_cast<std::size_t>(rank) * slice_stride_;
   }
+  /// Members whose slices lie on this rank's GPU, itself included; host memory: 1.
+  int ranks_on_device() const noexcept { return ranks_on_device_; }
   /// False between checkpoint_prepare() and checkpoint_restore().
   bool mapped() const noexcept { return mapped_; }
   /// A number all ranks of this workspace agree on and no other workspace has.
@@ -92,6 +94,7 @@ class MOE_EP_API SymmetricWorkspace {
   std::size_t slice_stride_ = 0;
   std::byte* base_ = nullptr;
   bool mapped_ = false;
+  int ranks_on_device_ = 1;
   std::uint64_t id_ = 0;
 };
 

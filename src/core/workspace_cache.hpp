@@ -4,10 +4,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <moe_ep/workspace.hpp>
 
+#include "backend/backend.hpp"
 #include "core/step_failure.hpp"
+#include "protocol/failure_record.hpp"
 #include "protocol/step.hpp"
 
 namespace moe_ep::detail {
@@ -21,6 +24,9 @@ struct SharedWorkspace {
   const void* open_round = nullptr;    // the instance whose round is open
   std::optional<RankMask> abandoned;   // who took part in a round that destroy() cut short
   std::optional<StepFailure> failure;  // refuses steps until recover()
+  std::shared_ptr<protocol::FailureRecord> record;  // devices: where enqueued steps tell of theirs
+  // Devices: of destroyed instances. Their steps may still read what these own.
+  std::vector<std::unique_ptr<Backend>> retired;
 
   // Fresh from a reset of the slice on every rank.
   void start_over() {

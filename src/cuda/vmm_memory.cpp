@@ -131,6 +131,10 @@ class CudaWorkspace final : public SymmetricWorkspace {
         if (!reason.empty()) throw MoEEpError(reason);
       }
       choose_kind(group);
+      ranks_on_device_ =
+          static_cast<int>(std::count_if(group.begin(), group.end(), [&](const DeviceFacts& peer) {
+            return peer.host == own.host && peer.uuid == own.uuid;
+          }));
     });
     gather_outcomes(comm, kOperation, failure);
     return group;
