@@ -9,6 +9,7 @@
 
 #include <moe_ep/comm_backend.hpp>
 #include <moe_ep/export.hpp>
+#include <moe_ep/tensor.hpp>
 
 namespace moe_ep {
 
@@ -59,6 +60,8 @@ class MOE_EP_API SymmetricWorkspace {
                                                          const std::vector<int>& members,
                                                          bool require_nvlink = true);
 
+  /// Where this rank's slice lies.
+  Device device() const noexcept { return device_; }
   int rank() const noexcept { return rank_; }
   int num_ranks() const noexcept { return num_ranks_; }
   /// Usable bytes of a slice.
@@ -88,6 +91,7 @@ class MOE_EP_API SymmetricWorkspace {
  protected:
   SymmetricWorkspace() = default;
 
+  Device device_;
   int rank_ = 0;
   int num_ranks_ = 1;
   std::size_t bytes_ = 0;

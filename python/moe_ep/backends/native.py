@@ -89,6 +89,8 @@ class _NativeCommunication(WorkspaceCommunication):
         self._finish()
 
     def _finish(self) -> None:
+        kind, index = self._impl.device
+        self._device = torch.device("cpu") if kind == 1 else torch.device("cuda", index)
         self._bytes: torch.Tensor | None = over_memory(self._impl.memory())
         self._combine_inputs: dict[View, torch.Tensor] = {}
 
@@ -191,7 +193,9 @@ class _NativeCommunication(WorkspaceCommunication):
         if output is None:
             num_tokens = self._impl.num_local_tokens()
             output = torch.empty(
-                (num_tokens, self.params.hidden_size), dtype=self.params.token_dtype
+                (num_tokens, self.params.hidden_size),
+                dtype=self.params.token_dtype,
+                device=self._device,
             )
         self._impl.combine(expert_output, output, active_rank_mask)
         return output
@@ -228,7 +232,10 @@ class _NativeCommunication(WorkspaceCommunication):
         return moe_a2a_active_rank_mask(active_ranks, self.bootstrap.world_size)
 
     def set_active_ranks(self, ranks: Sequence[int]) -> None:
-        self._impl.set_active_ranks(list(ranks))
+        stream = self.bootstrap.stream
+        if self._device.type == "cuda" and stream == 0:
+            stream = torch.cuda.current_stream(self._device).cuda_stream
+        self._impl.set_active_ranks(list(ranks), stream)
 
     def recover(self, active_ranks: Sequence[int], comm_backend: CommBackend) -> None:
         check_comm_backend(f"{type(self).__name__}.recover", comm_backend)
