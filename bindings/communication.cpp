@@ -8,6 +8,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -260,7 +261,7 @@ void bind_communication(nb::module_& module) {
       .def_prop_ro("device",
                    [](Communication& c) {
                      const Device device = c.impl().device();
-                     return nb::make_tuple(device.type, device.index);
+                     return std::make_pair(device.type, device.index);
                    })
       .def_prop_ro("last_transport",
                    [](Communication& c) -> std::optional<std::string> {

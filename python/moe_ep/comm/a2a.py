@@ -11,7 +11,8 @@ one tensor for ranks that are threads, a tensor in shared memory for processes. 
 
 The caller keeps the calls paired; no order is checked. On the CPU calls run to completion and
 release the GIL. On CUDA dispatch, combine and sanitize only enqueue on the current stream; several
-ranks of one process may share a GPU once all of them have initialised. Waits are bounded by the environment variable ``MOE_EP_TIMEOUT_SEC`` (300 s); after
+ranks of one process may share a GPU once all of them have initialised. Waits are bounded by the
+environment variable ``MOE_EP_TIMEOUT_SEC`` (300 s); after
 a MoEEpTimeoutError or MoEEpMismatchError, which on CUDA the next call raises, every rank
 initialises again.
 """

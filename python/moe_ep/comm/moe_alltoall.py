@@ -40,7 +40,8 @@ def _allocate(
         return _core.SymmetricWorkspace.create_host(comm, comm, num_bytes)
     if where.type != "cuda":
         raise ValueError(f"MoeAlltoAll: device must be a CPU or CUDA device, got {device}")
-    ordinal = torch.cuda.current_device() if where.index is None else where.index
+    # A device without a number is the current one.
+    ordinal = torch.cuda._utils._get_device_index(where, optional=True)
     return _core.SymmetricWorkspace.create_cuda(comm, comm, num_bytes, ordinal)
 
 
