@@ -76,6 +76,8 @@ std::string key_of(const MoEEpDispatchResult& result) {
 class Communication {
  public:
   explicit Communication(std::unique_ptr<MoEEpCommunication> impl) : impl_(std::move(impl)) {}
+  Communication(const Communication&) = delete;
+  Communication& operator=(const Communication&) = delete;
 
   // The result for `describe`d views comes from `make_result(views)`, once.
   nb::object dispatch(nb::handle hidden_states, nb::handle topk_ids, nb::handle topk_weights,
@@ -141,8 +143,12 @@ class Communication {
     return {impl_->workspace_handle(), bytes};
   }
 
+  ~Communication() { destroy(); }
+
+  // Waits for enqueued steps, whose peers may need the GIL.
   void destroy() {
     results_.clear();
+    const nb::gil_scoped_release release;
     impl_->destroy();
   }
 

@@ -19,6 +19,7 @@ SITE=$(realpath -m "$BUILD/site")
 export PYTHONPATH="$SITE${PYTHONPATH:+:$PYTHONPATH}"
 # A kernel of another library that is loaded late may wait for ours, which waits for its rank.
 export CUDA_MODULE_LOADING=EAGER
+export CUDA_DEVICE_MAX_CONNECTIONS=32  # a hardware queue for each of up to 32 ranks of one process
 verdicts=()
 
 # verdict NAME COMMAND...: runs it, keeps its output, its time and whether it passed.

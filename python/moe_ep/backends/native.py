@@ -82,6 +82,7 @@ class _NativeCommunication(WorkspaceCommunication):
     """A backend of the C++ library, which does all the work."""
 
     _core_name: ClassVar[str]
+    _needs_cuda: ClassVar[bool] = True
     _config_class: ClassVar[type[Any]]
 
     def __init__(self, bootstrap: BootstrapConfig, params: MoEEpCommParams, config: Any) -> None:
@@ -129,7 +130,10 @@ class _NativeCommunication(WorkspaceCommunication):
 
     @classmethod
     def explain_platform(cls) -> str:
-        return cast("str", getattr(_core, f"explain_{cls._core_name}")())
+        reason: str = getattr(_core, f"explain_{cls._core_name}")()
+        if not reason and cls._needs_cuda and not cast("Any", torch.backends.cuda).is_built():
+            return "this build of torch has no CUDA"
+        return reason
 
     def dispatch(
         self,
@@ -290,6 +294,11 @@ class _NativeCommunication(WorkspaceCommunication):
         return self._combine_inputs[view]
 
     @property
+    def device(self) -> torch.device:
+        """Where tensors lie."""
+        return self._device
+
+    @property
     def last_transport(self) -> TransportName | None:
         return cast('Literal["fence", "lamport", "counted"] | None', self._impl.last_transport)
 
@@ -400,6 +409,7 @@ class HostAlltoAll(_NativeCommunication):
     """
 
     _core_name = "host"
+    _needs_cuda = False
     _config_class = HostAlltoAllConfig
 
     def __init__(

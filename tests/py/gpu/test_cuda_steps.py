@@ -35,6 +35,9 @@ def loaded():
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8, 16])
 def test_one_thread_drives_all_ranks_of_one_gpu(num_ranks):
     """Launches one after another make progress."""
+    queues = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8"))
+    if num_ranks > queues:
+        pytest.skip(f"{num_ranks} ranks need CUDA_DEVICE_MAX_CONNECTIONS >= {num_ranks}")
     shape = Shape(num_experts=2 * num_ranks, top_k=min(4, 2 * num_ranks))
     drive = Drive(num_ranks, shape, [0] * num_ranks)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda:0")
