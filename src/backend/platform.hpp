@@ -8,6 +8,7 @@
 
 #include <moe_ep/comm_backend.hpp>
 #include <moe_ep/tensor.hpp>
+#include <moe_ep/types.hpp>
 #include <moe_ep/workspace.hpp>
 
 #include "backend/backend.hpp"
@@ -31,6 +32,8 @@ class Platform {
   // Why instances cannot run in this process; empty if they can, as far as can be told without
   // initialising a device.
   virtual std::string explain() const = 0;
+  // Whether steps can take the transport here.
+  virtual bool has(Transport transport) const = 0;
   // Where a rank's tensors lie.
   // @param wanted the caller's choice of an ordinal
   // @throws MoEEpError, std::invalid_argument

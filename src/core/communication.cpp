@@ -95,10 +95,10 @@ std::optional<Transport> MoEEpCommunication::last_transport() const noexcept {
   return state_->last_transport();
 }
 bool MoEEpCommunication::lamport_enabled() const noexcept {
-  return false;
+  return state_->lamport_max_tokens() > 0;
 }
 std::int64_t MoEEpCommunication::lamport_max_tokens() const noexcept {
-  return 0;
+  return state_->lamport_max_tokens();
 }
 const char* MoEEpCommunication::backend_name() const noexcept {
   return state_->options().backend_name.c_str();

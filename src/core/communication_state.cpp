@@ -6,25 +6,10 @@
 #include "comm/agree.hpp"
 #include "core/log.hpp"
 #include "core/message.hpp"
+#include "core/transports.hpp"
 
 namespace moe_ep::detail {
 namespace {
-
-protocol::WorkspaceLayout make_layout(int num_ranks, const MoEEpCommParams& params,
-                                      const Options& options) {
-  const RowSizes rows = row_sizes(params, options.extra_payload_bytes_per_token);
-  const auto max_tokens = static_cast<std::int32_t>(params.max_tokens_per_rank);
-  const auto eplb = static_cast<std::int32_t>(options.eplb_stats_num_experts);
-  return protocol::WorkspaceLayout::make(
-      num_ranks, max_tokens, eplb,
-      protocol::WorkspaceLayout::required_bytes(num_ranks, max_tokens, eplb, rows.dispatch,
-                                                rows.combine));
-}
-
-std::string layout_key(const protocol::WorkspaceLayout& layout) {
-  return concat(layout.num_ranks, '/', layout.max_tokens, '/', layout.eplb_experts, '/',
-                layout.slice_bytes);
-}
 
 int default_num_threads(int world_size) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
@@ -104,16 +89,7 @@ std::unique_ptr<CommunicationState> CommunicationState::create(
       agree(*comm, options.class_name, all_ranks(bootstrap.world_size), bootstrap.rank, own);
   state->join_workspace(comm, all);
   if (options.share_workspace) remember_workspace(key, state->workspace_);
-  if (options.lamport.value_or(false)) {
-    log_warning(options.class_name +
-                ": lamport=True, but this version has no Lamport transport; "
-                "steps take the fence transport");
-  }
-  if (options.cft.value_or(false)) {
-    log_warning(options.class_name +
-                ": cft=True, but this version has no counted writes; steps "
-                "take the fence transport");
-  }
+  warn_of_obstacles(params, options);
   return state;
 }
 
@@ -139,10 +115,15 @@ PlatformOptions CommunicationState::platform_options() const {
 void CommunicationState::make_workspace(CommBackend& comm, const std::vector<int>& members) {
   workspace_ = std::make_shared<SharedWorkspace>();
   workspace_->layout = make_layout(bootstrap_.world_size, params_, options_);
-  slice_bytes_ = workspace_->layout.slice_bytes;
+  note_layout();
   workspace_->memory =
       options_.platform->create_memory(comm, static_cast<std::size_t>(slice_bytes_),
                                        platform_options(), bootstrap_.world_size, members);
+}
+
+void CommunicationState::note_layout() {
+  slice_bytes_ = workspace_->layout.slice_bytes;
+  lamport_max_tokens_ = workspace_->layout.lamport.max_tokens;
 }
 
 void CommunicationState::make_backend() {
@@ -161,7 +142,7 @@ void CommunicationState::join_workspace(std::shared_ptr<CommBackend> comm,
                         return peer.workspace_id == all.front().workspace_id;
                       });
   if (shared) {
-    slice_bytes_ = workspace_->layout.slice_bytes;
+    note_layout();
   } else {
     make_workspace(*comm, all_ranks(bootstrap_.world_size));
   }
@@ -212,7 +193,7 @@ void CommunicationState::release() noexcept {
     const bool open = workspace_->open_round == this;
     if (open) {
       workspace_->open_round = nullptr;
-      workspace_->abandoned = round_.active;
+      workspace_->abandoned = AbandonedRound{round_.active, round_.transport};
     }
     if (backend_ != nullptr && workspace_.use_count() > 1) {
       if (workspace_->record != nullptr) workspace_->retired.push_back(std::move(backend_));

@@ -22,6 +22,7 @@ struct Round {
   std::int32_t num_tokens = 0;
   std::int32_t tokens_per_rank = 0;
   RankMask active;
+  Transport transport = Transport::kFence;
 };
 
 class CommunicationState {
@@ -59,6 +60,8 @@ class CommunicationState {
   Device device() const { return device_; }
   std::optional<Transport> last_transport() const { return last_transport_; }
   std::int64_t slice_bytes() const { return slice_bytes_; }
+  // Largest T of a Lamport step; 0: no step takes Lamport.
+  std::int64_t lamport_max_tokens() const { return lamport_max_tokens_; }
   std::byte* slice() const {
     return workspace_ == nullptr ? nullptr : workspace_->memory->slice(bootstrap_.rank);
   }
@@ -74,6 +77,7 @@ class CommunicationState {
   void make_backend();
   std::optional<OwnFailure> choose_device();
   PlatformOptions platform_options() const;
+  void note_layout();
   void join_workspace(std::shared_ptr<CommBackend> comm, const std::vector<Announcement>& all);
   // What recover() and rejoin() have in common: maps the active ranks' memory and starts over.
   void regroup(Announcement own, const std::vector<int>& active_ranks,
@@ -112,6 +116,7 @@ class CommunicationState {
   Options options_;
   Device device_;
   std::int64_t slice_bytes_ = 0;
+  std::int64_t lamport_max_tokens_ = 0;
   std::shared_ptr<SharedWorkspace> workspace_;  // null once destroyed
   std::unique_ptr<Backend> backend_;
   RankMask default_mask_;

@@ -19,6 +19,7 @@ class NoCudaPlatform final : public Platform {
                  "moe_ep "
                  "has no CUDA kernels";
   }
+  bool has(Transport) const override { return false; }
   Device choose_device(std::optional<int>, int) const override { refuse(); }
   std::shared_ptr<SymmetricWorkspace> create_memory(CommBackend&, std::size_t,
                                                     const PlatformOptions&, int,

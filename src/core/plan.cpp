@@ -2,6 +2,7 @@
 
 #include "core/message.hpp"
 #include "core/options.hpp"
+#include "core/transports.hpp"
 #include "protocol/layout.hpp"
 
 namespace moe_ep {
@@ -15,17 +16,15 @@ WorkspacePlan plan_workspace(int world_size, const MoEEpCommParams& params,
   config.validate(bootstrap, params);
 
   using protocol::WorkspaceLayout;
+  const detail::Options options = detail::make_options(config);
   const detail::RowSizes rows = detail::row_sizes(params, config.extra_payload_bytes_per_token);
-  const auto max_tokens = static_cast<std::int32_t>(params.max_tokens_per_rank);
-  const auto eplb = static_cast<std::int32_t>(config.eplb_stats_num_experts);
-  const std::int64_t total =
-      WorkspaceLayout::required_bytes(world_size, max_tokens, eplb, rows.dispatch, rows.combine);
-  const WorkspaceLayout layout = WorkspaceLayout::make(world_size, max_tokens, eplb, total);
+  const WorkspaceLayout layout = detail::make_layout(world_size, params, options);
+  const std::int64_t total = layout.slice_bytes;
 
   WorkspacePlan plan;
   plan.bytes_per_rank = total;
   const std::int64_t dispatch =
-      total - WorkspaceLayout::dispatch_bytes(world_size, max_tokens, rows.dispatch);
+      total - WorkspaceLayout::dispatch_bytes(world_size, layout.max_tokens, rows.dispatch);
   const std::pair<const char*, std::int64_t> starts[] = {
       {"header", 0},
       {"lines", layout.lines},
@@ -34,6 +33,13 @@ WorkspacePlan plan_workspace(int world_size, const MoEEpCommParams& params,
       {"hops", layout.hops},
       {"chunks", layout.chunks},
       {"eplb", layout.eplb},
+      {"lamport_lines", layout.lamport.lines},
+      {"lamport_tags", layout.lamport.tags},
+      {"lamport_rows", layout.lamport.rows},
+      {"lamport_combine", layout.lamport.combine},
+      {"counters", layout.counters},
+      {"accounts", layout.accounts},
+      {"landing", layout.landing},
       {"combine", layout.combine},
       {"dispatch", dispatch},
   };

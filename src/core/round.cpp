@@ -6,6 +6,7 @@
 #include "core/communication_state.hpp"
 #include "core/message.hpp"
 #include "core/step.hpp"
+#include "core/transports.hpp"
 
 namespace moe_ep::detail {
 
@@ -61,8 +62,9 @@ void CommunicationState::finish_abandoned_round(SharedWorkspace& workspace, cons
   // there is nothing to get here.
   protocol::CombineParams step;
   step.workspace = workspace.view();
-  step.active = *workspace.abandoned & active;  // nobody will touch the others' rows
+  step.active = workspace.abandoned->active & active;  // nobody will touch the others' rows
   step.elements = 1;
+  step.transport = workspace.abandoned->transport;
   step.timeout_ns = timeout_ns();
   const protocol::StepStatus status = backend_->combine(step, {}, stream);
   if (!status.ok()) fail(status);
@@ -106,6 +108,8 @@ MoEEpDispatchResult CommunicationState::dispatch(const DispatchInputs& given) {
   const RankMask active = mask_for("dispatch", inputs.active_rank_mask);
   protocol::DispatchParams step =
       make_dispatch(workspace.view(), params_, options_, device_, active, inputs);
+  const Transport transport = choose_transport(params_, step, inputs);
+  step.signature.fields[protocol::kTransport] = static_cast<std::int32_t>(transport);
   step.follows_default_mask = options_.enable_rank_mask && !inputs.active_rank_mask;
   const Stream stream = stream_for(inputs.stream);
   finish_abandoned_round(workspace, active, stream);
@@ -113,8 +117,8 @@ MoEEpDispatchResult CommunicationState::dispatch(const DispatchInputs& given) {
   const protocol::StepStatus status = backend_->dispatch(step, stream);
   if (!status.ok()) fail(status);
   workspace.open_round = this;
-  round_ = {true, step.num_tokens, step.tokens_per_rank, active};
-  last_transport_ = Transport::kFence;
+  round_ = {true, step.num_tokens, step.tokens_per_rank, active, transport};
+  last_transport_ = transport;
   return dispatch_result(step, inputs);
 }
 
@@ -142,6 +146,7 @@ void CommunicationState::combine(const TensorView& expert_output, const TensorVi
   protocol::CombineParams step;
   step.workspace = workspace.view();
   step.active = round_.active;
+  step.transport = round_.transport;
   step.num_tokens = round_.num_tokens;
   step.tokens_per_rank = round_.tokens_per_rank;
   step.elements = static_cast<std::int32_t>(hidden);

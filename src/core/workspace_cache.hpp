@@ -15,15 +15,21 @@
 
 namespace moe_ep::detail {
 
+// A round that destroy() cut short: who took part, and on which transport.
+struct AbandonedRound {
+  RankMask active;
+  Transport transport = Transport::kFence;
+};
+
 // One rank's workspace and the state that instances on it have in common. Belongs to the thread
 // that drives this rank.
 struct SharedWorkspace {
   std::shared_ptr<SymmetricWorkspace> memory;
   protocol::WorkspaceLayout layout;
-  std::shared_ptr<CommBackend> comm;   // of the ranks that are there: all, or whom recover() named
-  const void* open_round = nullptr;    // the instance whose round is open
-  std::optional<RankMask> abandoned;   // who took part in a round that destroy() cut short
-  std::optional<StepFailure> failure;  // refuses steps until recover()
+  std::shared_ptr<CommBackend> comm;  // of the ranks that are there: all, or whom recover() named
+  const void* open_round = nullptr;   // the instance whose round is open
+  std::optional<AbandonedRound> abandoned;
+  std::optional<StepFailure> failure;               // refuses steps until recover()
   std::shared_ptr<protocol::FailureRecord> record;  // devices: where enqueued steps tell of theirs
   // Devices: of destroyed instances. Their steps may still read what these own.
   std::vector<std::unique_ptr<Backend>> retired;

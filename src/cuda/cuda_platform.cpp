@@ -56,6 +56,8 @@ class CudaPlatform final : public Platform {
     return reason;
   }
 
+  bool has(Transport transport) const override { return transport == Transport::kFence; }
+
   Device choose_device(std::optional<int> wanted, int rank) const override {
     int num_devices = 0;
     MOE_EP_CUDA_CHECK(cudaGetDeviceCount(&num_devices));

@@ -8,7 +8,10 @@
 #include "host/rows.hpp"
 #include "host/team.hpp"
 #include "protocol/one_sided.hpp"
+#include "protocol/transport/counted.hpp"
 #include "protocol/transport/fence.hpp"
+#include "protocol/transport/lamport_combine.hpp"
+#include "protocol/transport/lamport_dispatch.hpp"
 
 namespace moe_ep {
 namespace host {
@@ -31,6 +34,10 @@ HostMemory::Copy row_copy([[maybe_unused]] std::int64_t bytes) {
 #endif
 }
 
+Transport transport_of(const DispatchParams& params) {
+  return static_cast<Transport>(params.signature.fields[protocol::kTransport]);
+}
+
 class HostBackend final : public Backend {
  public:
   explicit HostBackend(int num_threads) : team_(num_threads) {}
@@ -45,7 +52,14 @@ class HostBackend final : public Backend {
     const HostMemory::Copy copy = row_copy(bytes * visits);
     return run(bytes, [&](auto& coop, StepStatus& shared) {
       HostMemory memory{copy};
-      return protocol::dispatch<FenceTransport>(coop, memory, params, shared);
+      switch (transport_of(params)) {
+        case Transport::kLamport:
+          return protocol::lamport_dispatch(coop, memory, params, shared);
+        case Transport::kCounted:
+          return protocol::counted_dispatch(coop, memory, params, shared);
+        default:
+          return protocol::dispatch<FenceTransport>(coop, memory, params, shared);
+      }
     });
   }
 
@@ -54,7 +68,14 @@ class HostBackend final : public Backend {
     return run(params.row_bytes * params.num_tokens, [&](auto& coop, StepStatus& shared) {
       HostMemory memory{kernels().copy};
       HostRows rows(kernels(), params, output);
-      return protocol::combine<FenceTransport>(coop, memory, rows, params, shared);
+      switch (params.transport) {
+        case Transport::kLamport:
+          return protocol::lamport_combine(coop, memory, rows, params, shared);
+        case Transport::kCounted:
+          return protocol::counted_combine(coop, memory, rows, params, shared);
+        default:
+          return protocol::combine<FenceTransport>(coop, memory, rows, params, shared);
+      }
     });
   }
 
@@ -107,6 +128,7 @@ class HostBackend final : public Backend {
 class HostPlatform final : public Platform {
  public:
   std::string explain() const override { return {}; }
+  bool has(Transport) const override { return true; }
   Device choose_device(std::optional<int>, int) const override { return Device{}; }
   std::shared_ptr<SymmetricWorkspace> create_memory(
       CommBackend& comm, std::size_t bytes, const PlatformOptions&, int num_ranks,

@@ -80,6 +80,14 @@ void HostRows::place(std::byte* to, const std::byte* from) {
   kernels_.copy(to, scratch_.data(), static_cast<std::size_t>(bytes));
 }
 
+std::byte* HostRows::staging(std::int32_t index) {
+  while (staging_.size() <= static_cast<std::size_t>(index)) {
+    staging_.push_back(
+        std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(params_.row_bytes)));
+  }
+  return staging_[static_cast<std::size_t>(index)].get();
+}
+
 void HostRows::sum_as(Codec out_codec, const std::byte* const* rows, std::int32_t num_rows,
                       std::byte* out) {
   if (fp8_wire_) {

@@ -9,6 +9,10 @@
 //   hops         8 x C x min(R, 64)         own rank: dispatch writes, combine reads
 //   chunks       4 x R x ceil(C / 4)        rank src writes row src -> own rank (devices only)
 //   eplb         4 x R x E'                 rank src writes row src -> own rank
+//   lamport_*    lamport_layout.hpp         where Lamport steps are enabled
+//   counters     64 x R                     rank src adds to line src -> own rank (counted writes)
+//   accounts     16 x R                     own rank
+//   landing      combine row x R x C        rank dst writes block dst -> own rank (counted writes)
 //   combine      row x R x T, fixed start   own rank writes -> peers read (fence)
 //   dispatch     rows of every payload, R x T each; ends at the slice's end
 //
@@ -31,6 +35,7 @@
 #include <moe_ep/types.hpp>
 
 #include "protocol/epoch.hpp"
+#include "protocol/lamport_layout.hpp"
 #include "protocol/signature.hpp"
 
 namespace moe_ep::protocol {
@@ -55,7 +60,8 @@ struct SliceHeader {
   std::uint32_t dispatch_arrivals;  // devices: blocks of the running dispatch that have finished
   std::uint32_t combine_arrivals;   // devices: the same of the running combine
   std::int32_t num_tokens;          // that the own rank sent in the last dispatch (hosts)
-  std::byte padding[48];
+  Epoch lamport_stamped[kLamportBanks];  // when all tags of a bank were last stamped
+  std::byte padding[40];
 };
 
 // What rank src tells the slice's owner, in line src. The signature is written before the dispatch
@@ -87,6 +93,25 @@ struct Hop {
   std::int32_t row;
 };
 
+// What a slice holds for transports that not every workspace has.
+struct TransportRegions {
+  LamportSpec lamport;
+  std::int64_t counted_row_bytes = 0;  // bytes of a combine row; 0: no counted writes
+};
+
+// Bytes that rank src has put into the owner's rows, modulo 2^64; line src of the counters.
+struct CountedLine {
+  std::uint64_t dispatch_bytes;  // add-release by src, acquire by the owner
+  std::uint64_t combine_bytes;   // the same
+  std::byte padding[48];
+};
+// What the owner has expected of rank src so far.
+struct CountedAccount {
+  std::uint64_t dispatch_bytes;
+  std::uint64_t combine_bytes;
+};
+static_assert(sizeof(CountedLine) == 64 && sizeof(CountedAccount) == 16);
+
 struct WorkspaceLayout {
   std::int32_t num_ranks = 1;
   std::int32_t max_tokens = 0;  // C
@@ -99,6 +124,11 @@ struct WorkspaceLayout {
   std::int64_t hops = 0;
   std::int64_t chunks = 0;
   std::int64_t eplb = 0;
+  LamportLayout lamport;
+  bool counted = false;
+  std::int64_t counters = 0;
+  std::int64_t accounts = 0;
+  std::int64_t landing = 0;
   std::int64_t combine = 0;
 
   // The most ranks one token can visit.
@@ -112,7 +142,8 @@ struct WorkspaceLayout {
 
   static MOE_EP_HD constexpr WorkspaceLayout make(std::int32_t num_ranks, std::int32_t max_tokens,
                                                   std::int32_t eplb_experts,
-                                                  std::int64_t slice_bytes) {
+                                                  std::int64_t slice_bytes,
+                                                  const TransportRegions& regions = {}) {
     WorkspaceLayout layout;
     layout.num_ranks = num_ranks;
     layout.max_tokens = max_tokens;
@@ -126,7 +157,17 @@ struct WorkspaceLayout {
     layout.chunks = layout.hops + align_up(static_cast<std::int64_t>(sizeof(Hop)) * max_tokens *
                                            layout.hops_per_token());
     layout.eplb = layout.chunks + align_up(4 * ranks * layout.chunks_per_rank());
-    layout.combine = layout.eplb + align_up(4 * ranks * eplb_experts);
+    layout.lamport = LamportLayout::make(num_ranks, regions.lamport,
+                                         layout.eplb + align_up(4 * ranks * eplb_experts));
+    layout.counted = regions.counted_row_bytes > 0;
+    const std::int64_t lines = layout.counted ? ranks : 0;
+    layout.counters = layout.lamport.end;
+    layout.accounts =
+        layout.counters + align_up(lines * static_cast<std::int64_t>(sizeof(CountedLine)));
+    layout.landing =
+        layout.accounts + align_up(lines * static_cast<std::int64_t>(sizeof(CountedAccount)));
+    layout.combine =
+        layout.landing + combine_bytes(num_ranks, max_tokens, regions.counted_row_bytes);
     return layout;
   }
 
@@ -150,8 +191,9 @@ struct WorkspaceLayout {
                                                          std::int32_t max_tokens,
                                                          std::int32_t eplb_experts,
                                                          std::int64_t dispatch_row_bytes,
-                                                         std::int64_t combine_row_bytes) {
-    return make(num_ranks, max_tokens, eplb_experts, 0).combine +
+                                                         std::int64_t combine_row_bytes,
+                                                         const TransportRegions& regions = {}) {
+    return make(num_ranks, max_tokens, eplb_experts, 0, regions).combine +
            combine_bytes(num_ranks, max_tokens, combine_row_bytes) +
            dispatch_bytes(num_ranks, max_tokens, dispatch_row_bytes);
   }

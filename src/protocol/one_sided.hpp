@@ -11,9 +11,11 @@
 
 #include <cstdint>
 
+#include "protocol/combine_check.hpp"
 #include "protocol/concepts.hpp"
 #include "protocol/route.hpp"
 #include "protocol/step.hpp"
+#include "protocol/transport/lamport_reset.hpp"
 #include "protocol/wait.hpp"
 
 namespace moe_ep::protocol {
@@ -40,6 +42,9 @@ MOE_EP_HD void put_tokens(M& memory, const DispatchParams& params, std::int32_t 
                                       : from.rows + token * from.stride;
         T::put_row(memory, params.row(hop.rank, payload, params.workspace.rank, hop.row), source,
                    params.row_bytes(payload));
+      }
+      if constexpr (requires { T::count_token(memory, params, hop.rank); }) {
+        T::count_token(memory, params, hop.rank);
       }
     });
   }
@@ -126,17 +131,33 @@ MOE_EP_HD inline void clear_absent_stats(const DispatchParams& params) {
   }
 }
 
+// The next epoch, and where the own tokens go. One thread.
+MOE_EP_HD inline void begin_dispatch(const DispatchParams& params,
+                                     RowPlacement placement = RowPlacement::kCompact) {
+  SliceHeader* header = params.workspace.header();
+  header->epoch = next_epoch(header->epoch);
+  header->num_tokens = params.num_tokens;
+  route_tokens(params, placement);
+}
+
+// Marks the rows of accepted blocks that hold no token. Blocks are split over the threads.
+MOE_EP_HD inline void finish_dispatch(const DispatchParams& params, std::int32_t first,
+                                      std::int32_t step) {
+  const Workspace& workspace = params.workspace;
+  if (params.ids_payload < 0) return;
+  mark_empty_rows(
+      reinterpret_cast<std::int32_t*>(params.row(workspace.rank, params.ids_payload, 0, 0)),
+      workspace.recv_counts(), workspace.layout.num_ranks, params.tokens_per_rank, params.top_k,
+      params.invalid_expert_id, first, step);
+}
+
 // One rank's dispatch. Every thread of `coop` calls it with the same `shared`; all return the same.
 template <class T, Coop C, Memory M>
 MOE_EP_HD StepStatus dispatch(C& coop, M& memory, const DispatchParams& params,
                               StepStatus& shared) {
   const bool leader = coop.thread_rank() == 0;
   const Workspace& workspace = params.workspace;
-  if (leader) {
-    workspace.header()->epoch = next_epoch(workspace.header()->epoch);
-    workspace.header()->num_tokens = params.num_tokens;
-    route_tokens(params);
-  }
+  if (leader) begin_dispatch(params);
   coop.sync();
   put_tokens<T>(memory, params, coop.thread_rank(), coop.size());
   coop.sync();
@@ -148,12 +169,7 @@ MOE_EP_HD StepStatus dispatch(C& coop, M& memory, const DispatchParams& params,
   }
   coop.sync();
   const StepStatus status = shared;
-  if (status.ok() && params.ids_payload >= 0) {
-    mark_empty_rows(
-        reinterpret_cast<std::int32_t*>(params.row(workspace.rank, params.ids_payload, 0, 0)),
-        workspace.recv_counts(), workspace.layout.num_ranks, params.tokens_per_rank, params.top_k,
-        params.invalid_expert_id, coop.thread_rank(), coop.size());
-  }
+  if (status.ok()) finish_dispatch(params, coop.thread_rank(), coop.size());
   coop.sync();
   return status;
 }
@@ -181,16 +197,7 @@ MOE_EP_HD StepStatus accept_combine(M& memory, const CombineParams& params, Epoc
   });
   if (!status.missing.empty()) status.result = StepResult::kTimeout;
   (params.active - status.missing).for_each([&](std::int32_t peer) {
-    const std::uint32_t want = combine_code(params.row_bytes, params.format);
-    const std::uint32_t got = workspace.line(workspace.rank, peer)->combine_code & ~kRowsPlaced;
-    if (status.result == StepResult::kMismatch || got == want) return;
-    const bool same_size = combine_code_row_bytes(got) == combine_code_row_bytes(want);
-    status.result = StepResult::kMismatch;
-    status.peer = peer;
-    status.field =
-        static_cast<std::int32_t>(same_size ? CombineField::kFormat : CombineField::kRowBytes);
-    status.want = same_size ? params.format : params.row_bytes;
-    status.got = same_size ? combine_code_format(got) : combine_code_row_bytes(got);
+    check_combine_code(params, peer, workspace.line(workspace.rank, peer)->combine_code, status);
   });
   return status;
 }
@@ -250,7 +257,12 @@ MOE_EP_HD inline void reset_slice(const Workspace& workspace, Epoch epoch) {
     *workspace.line(workspace.rank, peer) = line;
     workspace.recv_counts()[peer] = 0;
     workspace.send_counts()[peer] = 0;
+    if (workspace.layout.counted) {
+      reinterpret_cast<CountedLine*>(workspace.own() + workspace.layout.counters)[peer] = {};
+      reinterpret_cast<CountedAccount*>(workspace.own() + workspace.layout.accounts)[peer] = {};
+    }
   }
+  reset_lamport(workspace, epoch);
 }
 
 }  // namespace moe_ep::protocol

@@ -117,7 +117,14 @@ struct CombineParams {
   const std::byte* expert_output = nullptr;  // null: the rows are in the combine region already
   std::int64_t expert_output_stride = 0;     // bytes
   std::uint64_t timeout_ns = 0;
+  Transport transport = Transport::kFence;  // of the dispatch
 
+  // The expert output of row `row` of block `src`, wherever it lies.
+  MOE_EP_HD const std::byte* expert_row(std::int32_t src, std::int32_t row_idx) const {
+    if (expert_output == nullptr) return row(workspace.rank, src, row_idx);
+    const std::int64_t index = static_cast<std::int64_t>(src) * tokens_per_rank + row_idx;
+    return expert_output + index * expert_output_stride;
+  }
   MOE_EP_HD std::byte* row(std::int32_t owner, std::int32_t src, std::int32_t row) const {
     const std::int64_t index = static_cast<std::int64_t>(src) * tokens_per_rank + row;
     return workspace.slice(owner) + workspace.layout.combine + index * row_bytes;

@@ -8,10 +8,12 @@
 namespace moe_ep::testing {
 namespace {
 
-const HostSuiteBackend kProcesses("host", RankKind::kProcesses);
+const HostSuiteBackend kFence("fence", RankKind::kProcesses, Transport::kFence);
+const HostSuiteBackend kLamport("lamport", RankKind::kProcesses, Transport::kLamport);
+const HostSuiteBackend kCounted("counted", RankKind::kProcesses, Transport::kCounted);
 
 INSTANTIATE_TEST_SUITE_P(Processes, BackendSuite,
-                         ::testing::Values<const SuiteBackend*>(&kProcesses), suite_name);
+                         ::testing::Values<const SuiteBackend*>(&kFence, &kLamport, &kCounted), suite_name);
 
 }  // namespace
 }  // namespace moe_ep::testing

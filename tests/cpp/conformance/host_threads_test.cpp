@@ -5,10 +5,12 @@
 namespace moe_ep::testing {
 namespace {
 
-const HostSuiteBackend kThreads("host", RankKind::kThreads);
+const HostSuiteBackend kFence("fence", RankKind::kThreads, Transport::kFence);
+const HostSuiteBackend kLamport("lamport", RankKind::kThreads, Transport::kLamport);
+const HostSuiteBackend kCounted("counted", RankKind::kThreads, Transport::kCounted);
 
-INSTANTIATE_TEST_SUITE_P(Threads, BackendSuite, ::testing::Values<const SuiteBackend*>(&kThreads),
-                         suite_name);
+INSTANTIATE_TEST_SUITE_P(Threads, BackendSuite,
+                         ::testing::Values<const SuiteBackend*>(&kFence, &kLamport, &kCounted), suite_name);
 
 }  // namespace
 }  // namespace moe_ep::testing

@@ -11,7 +11,7 @@ namespace {
 void fill_rows(const SuiteBackend& backend, const MoEEpCommunication& comm, std::byte value) {
   std::int64_t begin = 0;
   for (const WorkspaceRegion& region :
-       plan_workspace(comm.bootstrap().world_size, comm.params()).regions) {
+       plan_workspace(comm.bootstrap().world_size, comm.params(), backend.configure({})).regions) {
     if (region.name == "combine") begin = region.offset;
   }
   check(begin > 0, "a plan without a combine region");

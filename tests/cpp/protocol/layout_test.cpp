@@ -205,7 +205,7 @@ TEST(LayoutTest, OddSliceSizesKeepPayloadsAlignedAndInside) {
 }
 
 TEST(LayoutTest, SizeGrowsWithEveryArgument) {
-  const auto size = WorkspaceLayout::required_bytes;
+  const auto size = [](auto... sizes) { return WorkspaceLayout::required_bytes(sizes...); };
   const std::int64_t base = size(4, 100, 8, 900, 300);
   EXPECT_GT(size(5, 100, 8, 900, 300), base);
   EXPECT_GT(size(4, 101, 8, 900, 300), base);

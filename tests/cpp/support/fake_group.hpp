@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "protocol/one_sided.hpp"
+#include "protocol/transport/counted.hpp"
 #include "protocol/transport/fence.hpp"
+#include "protocol/transport/lamport_combine.hpp"
 #include "support/fake_memory.hpp"
 
 namespace moe_ep::testing {
@@ -47,15 +49,22 @@ struct FakeStep {
   RankMask active;
   std::int32_t invalid_expert_id = -1;
   std::uint64_t timeout_ns = 1'000'000;
+  Transport transport = Transport::kFence;
 };
 
 // A combine of 32-bit words that wrap: exact in any order.
 struct FakeRows {
   const protocol::CombineParams& params;
   std::vector<std::vector<std::uint32_t>>& results;
+  std::map<std::int32_t, std::vector<std::byte>> staged = {};
 
   void place(std::byte* to, const std::byte* from) {
     std::memmove(to, from, static_cast<std::size_t>(params.row_bytes));
+  }
+  std::byte* staging(std::int32_t index) {
+    auto& row = staged[index];
+    row.resize(static_cast<std::size_t>(params.row_bytes));
+    return row.data();
   }
   void sum(std::int32_t token, const std::byte* const* rows, std::int32_t num_rows) {
     auto& result = results[static_cast<std::size_t>(token)];
@@ -70,15 +79,27 @@ struct FakeRows {
   }
 };
 
+// Regions of all transports, for Lamport steps of up to `max_tokens` tokens of `num_words` words.
+inline protocol::TransportRegions all_regions(std::int32_t max_tokens, std::int32_t top_k,
+                                                  std::int32_t num_words) {
+  protocol::TransportRegions regions;
+  regions.lamport = {max_tokens, top_k, 4ll * num_words, 0, 4ll * num_words,
+                     protocol::DataWords::kBf16};
+  regions.counted_row_bytes = 4ll * num_words;
+  return regions;
+}
+
 class FakeGroup {
  public:
   FakeGroup(int num_ranks, std::int32_t max_tokens, std::int64_t dispatch_row_bytes,
             std::int64_t combine_row_bytes, std::int32_t eplb_experts = 0,
-            protocol::Epoch epoch = 0)
+            protocol::Epoch epoch = 0, const protocol::TransportRegions& regions = {})
       : layout_(protocol::WorkspaceLayout::make(
             num_ranks, max_tokens, eplb_experts,
             protocol::WorkspaceLayout::required_bytes(num_ranks, max_tokens, eplb_experts,
-                                                      dispatch_row_bytes, combine_row_bytes))),
+                                                      dispatch_row_bytes, combine_row_bytes,
+                                                      regions),
+            regions)),
         bytes_(static_cast<std::size_t>(num_ranks * layout_.slice_bytes) + 128, std::byte{0x7f}) {
     for (int rank = 0; rank < num_ranks; ++rank)
       protocol::reset_slice(workspace(rank), epoch);
@@ -113,6 +134,7 @@ class FakeGroup {
     fields[protocol::kTokensPerRank] = step.tokens_per_rank;
     fields[protocol::kNumExperts] = step.num_experts;
     fields[protocol::kTopK] = step.top_k;
+    fields[protocol::kTransport] = static_cast<std::int32_t>(step.transport);
     fields[protocol::kNumPayloads] = 2;
     fields[protocol::kFirstRowBytes] = 4 * step.num_words;
     fields[protocol::kFirstRowBytes + 1] = 4 * step.top_k;
@@ -140,6 +162,7 @@ class FakeGroup {
     params.elements = step.num_words;
     params.row_bytes = 4ll * step.num_words;
     params.timeout_ns = step.timeout_ns;
+    params.transport = step.transport;
     return params;
   }
 

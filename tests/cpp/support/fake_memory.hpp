@@ -28,6 +28,10 @@ struct FakeMemory {
   std::uint32_t load_acquire(const std::uint32_t* word) { return *word; }
   void store_relaxed(std::uint32_t* word, std::uint32_t value) { *word = value; }
   std::uint32_t load_relaxed(const std::uint32_t* word) { return *word; }
+  void add_release(std::uint64_t* counter, std::uint64_t bytes) { *counter += bytes; }
+  std::uint64_t load_acquire(const std::uint64_t* counter) { return *counter; }
+  void store_tag(std::uint64_t* tag, std::uint64_t value) { *tag = value; }
+  std::uint64_t load_tag(const std::uint64_t* tag) { return *tag; }
   std::uint64_t now_ns() {
     ++num_clock_reads;
     return clock_ns;
@@ -39,7 +43,7 @@ struct FakeMemory {
   }
 };
 
-static_assert(protocol::Memory<FakeMemory>);
+static_assert(protocol::TagMemory<FakeMemory> && protocol::CounterMemory<FakeMemory>);
 
 // One thread on its own.
 struct FakeCoop {

@@ -54,6 +54,13 @@ struct FakeWorld {
     FakeCoop coop;
     protocol::StepStatus shared;
     dispatched[rank] = group.dispatch_params(rank, step, tokens[static_cast<std::size_t>(rank)]);
+    if (step.transport == Transport::kLamport) {
+      return statuses[rank] =
+                 protocol::lamport_dispatch(coop, memory, dispatched[rank], shared);
+    }
+    if (step.transport == Transport::kCounted) {
+      return statuses[rank] = protocol::counted_dispatch(coop, memory, dispatched[rank], shared);
+    }
     return statuses[rank] =
                protocol::dispatch<protocol::FenceTransport>(coop, memory, dispatched[rank], shared);
   }
@@ -84,6 +91,12 @@ struct FakeWorld {
     const protocol::CombineParams params =
         group.combine_params(rank, step, static_cast<std::int32_t>(num_tokens));
     FakeRows rows{params, results[rank]};
+    if (step.transport == Transport::kLamport) {
+      return statuses[rank] = protocol::lamport_combine(coop, memory, rows, params, shared);
+    }
+    if (step.transport == Transport::kCounted) {
+      return statuses[rank] = protocol::counted_combine(coop, memory, rows, params, shared);
+    }
     return statuses[rank] =
                protocol::combine<protocol::FenceTransport>(coop, memory, rows, params, shared);
   }
@@ -94,21 +107,28 @@ struct FakeWorld {
       const auto list = step.active.test(src) ? sent(src, rank) : std::vector<int>{};
       ASSERT_EQ(params.workspace.recv_counts()[src], static_cast<int>(list.size()));
       for (int row = 0; row < step.tokens_per_rank; ++row) {
-        const bool empty = row >= static_cast<int>(list.size());
+        // The token that lies in this row, or -1.
+        int token = -1;
+        if (step.transport == Transport::kLamport) {
+          if (std::find(list.begin(), list.end(), row) != list.end()) token = row;
+        } else if (row < static_cast<int>(list.size())) {
+          token = list[std::size_t(row)];
+        }
+        const bool empty = token < 0;
         for (int k = 0; k < step.top_k; ++k) {
           const auto id = static_cast<std::int32_t>(FakeGroup::received(params, 1, src, row, k));
           std::int64_t want = step.invalid_expert_id;
           if (!empty) {
             const std::int64_t given =
-                tokens[static_cast<std::size_t>(src)].ids[static_cast<std::size_t>(
-                    list[std::size_t(row)])][static_cast<std::size_t>(k)];
+                tokens[static_cast<std::size_t>(src)]
+                    .ids[static_cast<std::size_t>(token)][static_cast<std::size_t>(k)];
             if (owner_of(given, step.num_experts, group.num_ranks()) >= 0) want = given;
           }
           ASSERT_EQ(id, want) << "rank " << rank << ", block " << src << ", row " << row;
         }
         if (empty) continue;
         const auto& words =
-            tokens[static_cast<std::size_t>(src)].rows[std::size_t(list[std::size_t(row)])];
+            tokens[static_cast<std::size_t>(src)].rows[std::size_t(token)];
         for (int word = 0; word < step.num_words; ++word) {
           ASSERT_EQ(FakeGroup::received(params, 0, src, row, word), words[std::size_t(word)])
               << "rank " << rank << ", block " << src << ", row " << row;

@@ -13,15 +13,25 @@ namespace moe_ep::testing {
 
 class HostSuiteBackend final : public SuiteBackend {
  public:
-  HostSuiteBackend(const char* name, RankKind kind) : name_(name), kind_(kind) {}
+  // `transport`: what every step takes that can. An instance asked for something else keeps it.
+  HostSuiteBackend(const char* name, RankKind kind, Transport transport = Transport::kFence)
+      : name_(name), kind_(kind), transport_(transport) {}
 
   const char* name() const override { return name_; }
   RankKind kind() const override { return kind_; }
   Device device() const override { return {}; }
+  SuiteConfig configure(const SuiteConfig& config) const override {
+    SuiteConfig own = config;
+    if (own.lamport || own.cft) return own;
+    own.lamport = transport_ == Transport::kLamport;
+    own.cft = transport_ == Transport::kCounted;
+    if (*own.lamport && !own.lamport_max_tokens) own.lamport_max_tokens = 1 << 20;
+    return own;
+  }
   std::unique_ptr<MoEEpCommunication> create(const BootstrapConfig& bootstrap,
                                              const MoEEpCommParams& params,
                                              const SuiteConfig& config) const override {
-    return create_communication(bootstrap, params, config);
+    return create_communication(bootstrap, params, configure(config));
   }
   std::shared_ptr<std::byte> allocate(std::size_t bytes) const override {
     constexpr std::size_t kAlignment = 64;
@@ -38,6 +48,7 @@ class HostSuiteBackend final : public SuiteBackend {
  private:
   const char* name_;
   RankKind kind_;
+  Transport transport_;
 };
 
 }  // namespace moe_ep::testing

@@ -133,6 +133,15 @@ void StepRunner::send() {
   received_ = comm_.dispatch(inputs);
 }
 
+std::vector<std::int64_t> StepRunner::placed(int src) const {
+  std::vector<std::int64_t> rows(static_cast<std::size_t>(step_.tokens_per_rank), -1);
+  const bool by_token = comm_.last_transport() == Transport::kLamport;
+  std::size_t next = 0;
+  for (const std::int64_t token : reference::arrivals(step_, src, rank_))
+    rows[by_token ? static_cast<std::size_t>(token) : next++] = token;
+  return rows;
+}
+
 void StepRunner::check_payload(const TensorView& view, const Sent& sent) const {
   const TensorView& like = sent.tensor.view();
   const std::int64_t rows = step_.num_ranks * step_.tokens_per_rank;
@@ -141,8 +150,9 @@ void StepRunner::check_payload(const TensorView& view, const Sent& sent) const {
     fail("payload " + std::to_string(sent.kind) + " came as " + describe(view));
   }
   for (int src = 0; src < step_.num_ranks; ++src) {
-    const auto tokens = reference::arrivals(step_, src, rank_);
+    const auto tokens = placed(src);
     for (std::size_t row = 0; row < tokens.size(); ++row) {
+      if (tokens[row] < 0) continue;
       const auto index = src * step_.tokens_per_rank + static_cast<std::int64_t>(row);
       if (row_of(backend_, view, index) !=
           payload_row(step_, sent.kind, src, tokens[row], sent.tensor.row_bytes())) {
@@ -185,9 +195,10 @@ void StepRunner::check_received() const {
     fail("ids came as " + describe(received_.topk_ids));
   }
   for (int src = 0; src < step_.num_ranks; ++src) {
-    const auto tokens = reference::arrivals(step_, src, rank_);
-    if (counts[static_cast<std::size_t>(src)] != static_cast<std::int64_t>(tokens.size())) {
-      fail("rank " + std::to_string(src) + " sent " + std::to_string(tokens.size()) +
+    const auto tokens = placed(src);
+    const std::size_t num_arrivals = reference::arrivals(step_, src, rank_).size();
+    if (counts[static_cast<std::size_t>(src)] != static_cast<std::int64_t>(num_arrivals)) {
+      fail("rank " + std::to_string(src) + " sent " + std::to_string(num_arrivals) +
            " tokens, recv_counts says " + std::to_string(counts[static_cast<std::size_t>(src)]));
     }
     for (std::int64_t row = 0; row < step_.tokens_per_rank; ++row) {
@@ -196,7 +207,7 @@ void StepRunner::check_received() const {
         const std::int32_t got = ids[static_cast<std::size_t>(index)];
         std::int64_t want = step_.invalid_expert_id;
         bool void_pick = false;
-        if (row < static_cast<std::int64_t>(tokens.size())) {
+        if (tokens[static_cast<std::size_t>(row)] >= 0) {
           want = step_.id(src, tokens[static_cast<std::size_t>(row)], k);
           void_pick = reference::owner(want, step_.num_experts, step_.num_ranks) < 0;
         }
@@ -223,11 +234,11 @@ void StepRunner::combine() {
   }
   const std::int64_t row_bytes = step_.hidden * itemsize(step_.dtype);
   for (int src = 0; src < step_.num_ranks; ++src) {
-    const auto tokens = reference::arrivals(step_, src, rank_);
+    const auto tokens = placed(src);
     for (std::int64_t row = 0; row < step_.tokens_per_rank; ++row) {
-      const auto bytes = row < static_cast<std::int64_t>(tokens.size())
-                             ? expert_row(step_, rank_, src, tokens[static_cast<std::size_t>(row)])
-                             : nan_row(row_bytes);
+      const std::int64_t token = tokens[static_cast<std::size_t>(row)];
+      const auto bytes =
+          token < 0 ? nan_row(row_bytes) : expert_row(step_, rank_, src, token);
       const std::int64_t index = src * step_.tokens_per_rank + row;
       backend_.upload(
           static_cast<std::byte*>(answers.data) + index * answers.stride(0) * itemsize(step_.dtype),

@@ -30,6 +30,8 @@ class SuiteBackend {
   // Whether ranks are threads of this process or processes.
   virtual RankKind kind() const = 0;
   virtual Device device() const = 0;
+  // `config` with what the backend adds of its own; create() does so by itself.
+  virtual SuiteConfig configure(const SuiteConfig& config) const { return config; }
   virtual std::unique_ptr<MoEEpCommunication> create(const BootstrapConfig& bootstrap,
                                                      const MoEEpCommParams& params,
                                                      const SuiteConfig& config) const = 0;
@@ -113,6 +115,9 @@ class StepRunner {
     Tensor tensor;
     int kind;
   };
+  // The token of `src` in each of its T rows here, -1 where there is none: compact or, after a
+  // Lamport dispatch, by token.
+  std::vector<std::int64_t> placed(int src) const;
   void check_payload(const TensorView& view, const Sent& sent) const;
   void check_result(std::int64_t token, const std::vector<std::byte>& row) const;
   [[noreturn]] void fail(const std::string& what) const;
