@@ -34,6 +34,8 @@ class Platform {
   virtual std::string explain() const = 0;
   // Whether steps can take the transport here.
   virtual bool has(Transport transport) const = 0;
+  // Largest T of Lamport steps that nobody has asked for, memory allowing: as far as they are fast.
+  virtual std::int64_t default_lamport_tokens() const = 0;
   // Where a rank's tensors lie.
   // @param wanted the caller's choice of an ordinal
   // @throws MoEEpError, std::invalid_argument

@@ -20,6 +20,7 @@ class NoCudaPlatform final : public Platform {
                  "has no CUDA kernels";
   }
   bool has(Transport) const override { return false; }
+  std::int64_t default_lamport_tokens() const override { return 0; }
   Device choose_device(std::optional<int>, int) const override { refuse(); }
   std::shared_ptr<SymmetricWorkspace> create_memory(CommBackend&, std::size_t,
                                                     const PlatformOptions&, int,

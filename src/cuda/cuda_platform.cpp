@@ -56,6 +56,7 @@ class CudaPlatform final : public Platform {
     return reason;
   }
 
+  std::int64_t default_lamport_tokens() const override { return 0; }
   bool has(Transport transport) const override { return transport == Transport::kFence; }
 
   Device choose_device(std::optional<int> wanted, int rank) const override {
