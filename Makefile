@@ -24,12 +24,18 @@ export CUDACXX ?= $(CUDA_DIR)/nvidia/cu13/bin/nvcc
 endif
 endif
 
+# GPU targets: this machine's, or one of the wheel's where there is none. `make wheel` builds them all.
+CUDA_ARCHITECTURES ?= $(if $(wildcard /dev/nvidiactl),native,90a-real)
+
 HEADERS := $(shell find include src -name '*.hpp')
+PIP_INSTALL := $(PIP) install --no-build-isolation --no-deps \
+  --config-settings=cmake.define.MOE_EP_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES)
 PACKAGE_FILES := CMakeLists.txt pyproject.toml $(HEADERS) \
   $(shell find bindings cmake src python -type f -not -name '*.pyc')
 
 CMAKE_FLAGS := -G Ninja -DMOE_EP_WERROR=ON -DMOE_EP_BUILD_TESTS=ON \
-  -DMOE_EP_GTEST_SOURCE_DIR=$(GTEST_SOURCE_DIR)
+  -DMOE_EP_GTEST_SOURCE_DIR=$(GTEST_SOURCE_DIR) \
+  -DMOE_EP_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES)
 SANITIZE_FLAGS := -DCMAKE_BUILD_TYPE=Debug -DBUILD_SHARED_LIBS=OFF -DMOE_EP_CUDA=OFF
 
 .DEFAULT_GOAL := help
@@ -80,12 +86,12 @@ $(VENV)/.dev: $(wildcard requirements/*.txt) $(VENV)/.run
 
 $(VENV)/.package: $(PACKAGE_FILES) $(VENV)/.run
 	@echo '== installing the package'
-	$(PIP) install --no-build-isolation --no-deps --force-reinstall .
+	$(PIP_INSTALL) --force-reinstall .
 	@touch $@
 
 .PHONY: develop
 develop: $(VENV)/.dev
-	$(PIP) install --no-build-isolation --no-deps --editable .
+	$(PIP_INSTALL) --editable .
 	@touch $(VENV)/.package
 
 .PHONY: cuda-toolchain

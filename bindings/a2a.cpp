@@ -80,8 +80,12 @@ void bind_a2a(nb::module_& module) {
       [](nb::handle workspace, std::int64_t ep_rank, std::int64_t ep_size,
          std::int64_t max_num_tokens, std::int64_t eplb_experts, const std::string& backend) {
         const char* op = "moe_a2a_initialize";
-        return to_fields(moe_a2a_initialize(view_of(workspace, op, "workspace"), ep_rank, ep_size,
-                                            max_num_tokens, eplb_experts, to_backend(backend, op)));
+        const TensorView view = view_of(workspace, op, "workspace");
+        const auto stream = current_stream_of(workspace, view.device);
+        const A2aBackend kernels = to_backend(backend, op);
+        const nb::gil_scoped_release release;
+        return to_fields(moe_a2a_initialize(view, ep_rank, ep_size, max_num_tokens, eplb_experts,
+                                            kernels, stream));
       },
       "workspace"_a, "ep_rank"_a, "ep_size"_a, "max_num_tokens"_a, "eplb_stats_num_experts"_a,
       "backend"_a);
@@ -110,6 +114,7 @@ void bind_a2a(nb::module_& module) {
         args.enable_rank_mask = enable_rank_mask;
         args.active_rank_mask = optional_mask_of(mask, op, static_cast<int>(ep_size));
         args.backend = to_backend(backend, op);
+        args.stream = current_stream_of(workspace, args.workspace.device);
         A2aDispatchResult result;
         {
           const nb::gil_scoped_release release;
@@ -163,6 +168,7 @@ void bind_a2a(nb::module_& module) {
         args.enable_rank_mask = enable_rank_mask;
         args.active_rank_mask = optional_mask_of(mask, op, static_cast<int>(ep_size));
         args.backend = to_backend(backend, op);
+        args.stream = current_stream_of(workspace, args.workspace.device);
         const nb::gil_scoped_release release;
         moe_a2a_combine(args);
       },
@@ -177,9 +183,10 @@ void bind_a2a(nb::module_& module) {
       [](nb::handle expert_ids, nb::handle workspace, nb::handle metainfo, std::int64_t ep_rank,
          std::int64_t invalid_expert_id, const std::string& backend) {
         const char* op = "moe_a2a_sanitize_expert_ids";
-        moe_a2a_sanitize_expert_ids(view_of(expert_ids, op, "expert_ids"),
-                                    view_of(workspace, op, "workspace"), to_metainfo(metainfo, op),
-                                    ep_rank, invalid_expert_id, to_backend(backend, op));
+        const TensorView view = view_of(workspace, op, "workspace");
+        moe_a2a_sanitize_expert_ids(
+            view_of(expert_ids, op, "expert_ids"), view, to_metainfo(metainfo, op), ep_rank,
+            invalid_expert_id, to_backend(backend, op), current_stream_of(workspace, view.device));
       },
       "expert_ids"_a, "workspace"_a, "metainfo"_a, "ep_rank"_a, "invalid_expert_id"_a, "backend"_a);
 

@@ -8,6 +8,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
@@ -75,6 +76,8 @@ std::string key_of(const MoEEpDispatchResult& result) {
 class Communication {
  public:
   explicit Communication(std::unique_ptr<MoEEpCommunication> impl) : impl_(std::move(impl)) {}
+  Communication(const Communication&) = delete;
+  Communication& operator=(const Communication&) = delete;
 
   // The result for `describe`d views comes from `make_result(views)`, once.
   nb::object dispatch(nb::handle hidden_states, nb::handle topk_ids, nb::handle topk_weights,
@@ -105,6 +108,7 @@ class Communication {
         inputs.extra_payloads.push_back({text, view_of(tensor, op, label.c_str())});
       }
     }
+    inputs.stream = stream_of(hidden_states, inputs.hidden_states);
     MoEEpDispatchResult result;
     {
       const nb::gil_scoped_release release;
@@ -122,8 +126,9 @@ class Communication {
     const TensorView rows = view_of(expert_output, "combine", "expert_output");
     const TensorView result = view_of(output, "combine", "output");
     const auto active = optional_mask_of(mask, "combine", impl_->bootstrap().world_size);
+    const auto stream = stream_of(expert_output, rows);
     const nb::gil_scoped_release release;
-    impl_->combine(rows, result, active);
+    impl_->combine(rows, result, active, stream);
   }
 
   nb::tuple combine_input_buffer(int code, int bits, int lanes) {
@@ -134,18 +139,28 @@ class Communication {
   }
 
   WorkspaceMemory memory() const {
-    TensorView bytes(impl_->slice(), kUInt8, {impl_->workspace_bytes()});
+    TensorView bytes(impl_->slice(), kUInt8, {impl_->workspace_bytes()}, impl_->device());
     return {impl_->workspace_handle(), bytes};
   }
 
+  ~Communication() { destroy(); }
+
+  // Waits for enqueued steps, whose peers may need the GIL.
   void destroy() {
     results_.clear();
+    const nb::gil_scoped_release release;
     impl_->destroy();
   }
 
   MoEEpCommunication& impl() { return *impl_; }
 
  private:
+  // The stream of the bootstrap, else the caller's current one.
+  std::uintptr_t stream_of(nb::handle tensor, const TensorView& view) const {
+    const std::uintptr_t fixed = impl_->bootstrap().stream;
+    return fixed != 0 ? fixed : current_stream_of(tensor, view.device);
+  }
+
   nb::tuple describe(const MoEEpDispatchResult& result) const {
     const std::byte* slice = impl_->slice();
     nb::list extras;
@@ -174,6 +189,18 @@ void bind_backend(nb::module_& module, const char* suffix) {
         return std::make_unique<Communication>(std::make_unique<Class>(bootstrap, params, config));
       },
       "bootstrap"_a, "params"_a, "config"_a);
+  if constexpr (requires { &Class::rejoin; }) {
+    module.def(
+        (std::string("rejoin_") + suffix).c_str(),
+        [](const BootstrapConfig& bootstrap, const MoEEpCommParams& params, const Config& config,
+           const std::vector<int>& active_ranks, nb::object backend, nb::object group) {
+          auto comm = wrap_comm(std::move(backend), std::move(group));
+          const nb::gil_scoped_release release;
+          return std::make_unique<Communication>(
+              Class::rejoin(bootstrap, params, config, active_ranks, std::move(comm)));
+        },
+        "bootstrap"_a, "params"_a, "config"_a, "active_ranks"_a, "comm_backend"_a, "group"_a);
+  }
   module.def((std::string("explain_") + suffix).c_str(), &Class::explain_platform,
              "Why the backend cannot run here; empty where it can.");
 }
@@ -191,7 +218,8 @@ void bind_communication(nb::module_& module) {
           [](nb::handle self) {
             const auto& bytes = nb::cast<const WorkspaceMemory&>(self).bytes;
             return nb::ndarray<nb::pytorch, std::uint8_t, nb::ndim<1>>(
-                bytes.data, {static_cast<std::size_t>(bytes.size(0))}, self);
+                bytes.data, {static_cast<std::size_t>(bytes.size(0))}, self, {},
+                nb::dtype<std::uint8_t>(), bytes.device.type, bytes.device.index);
           },
           "A uint8 torch tensor over the slice; it keeps this object alive.");
 
@@ -214,8 +242,9 @@ void bind_communication(nb::module_& module) {
           "synchronize", [](Communication& c) { c.impl().synchronize(); }, no_gil)
       .def(
           "set_active_ranks",
-          [](Communication& c, const std::vector<int>& ranks) { c.impl().set_active_ranks(ranks); },
-          "ranks"_a)
+          [](Communication& c, const std::vector<int>& ranks,
+             std::optional<std::uintptr_t> stream) { c.impl().set_active_ranks(ranks, stream); },
+          "ranks"_a, "stream"_a.none())
       .def(
           "recover",
           [](Communication& c, const std::vector<int>& ranks, nb::object backend,
@@ -235,6 +264,11 @@ void bind_communication(nb::module_& module) {
             c.impl().checkpoint_restore(std::move(comm));
           },
           "comm_backend"_a, "group"_a)
+      .def_prop_ro("device",
+                   [](Communication& c) {
+                     const Device device = c.impl().device();
+                     return std::make_pair(device.type, device.index);
+                   })
       .def_prop_ro("last_transport",
                    [](Communication& c) -> std::optional<std::string> {
                      const auto transport = c.impl().last_transport();
@@ -262,17 +296,6 @@ void bind_communication(nb::module_& module) {
   bind_backend<NVLinkOneSidedAlltoAll, NVLinkOneSidedConfig>(module, "nvlink_one_sided");
   bind_backend<CakeAlltoAll, CakeAlltoAllConfig>(module, "cake");
   bind_backend<NVLinkTwoSidedAlltoAll, NVLinkTwoSidedConfig>(module, "nvlink_two_sided");
-  module.def(
-      "rejoin_host",
-      [](const BootstrapConfig& bootstrap, const MoEEpCommParams& params,
-         const HostAlltoAllConfig& config, const std::vector<int>& active_ranks, nb::object backend,
-         nb::object group) {
-        auto comm = wrap_comm(std::move(backend), std::move(group));
-        const nb::gil_scoped_release release;
-        return std::make_unique<Communication>(
-            HostAlltoAll::rejoin(bootstrap, params, config, active_ranks, std::move(comm)));
-      },
-      "bootstrap"_a, "params"_a, "config"_a, "active_ranks"_a, "comm_backend"_a, "group"_a);
 }
 
 }  // namespace moe_ep::bindings

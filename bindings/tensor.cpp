@@ -141,6 +141,19 @@ TensorView view_of(nb::handle object, const char* operation, const char* name) {
   return view;
 }
 
+std::uintptr_t current_stream_of(nb::handle tensor, Device device) {
+  if (device.type == Device::kCpu) return 0;
+  const ExchangeApi* api = entry_of(tensor).api;
+  if (api == nullptr) {
+    const nb::object stream =
+        nb::module_::import_("torch.cuda").attr("current_stream")(device.index);
+    return nb::cast<std::uintptr_t>(stream.attr("cuda_stream"));
+  }
+  void* stream = nullptr;
+  if (api->current_stream(device.type, device.index, &stream) != 0) throw nb::python_error();
+  return reinterpret_cast<std::uintptr_t>(stream);
+}
+
 std::optional<TensorView> optional_view_of(nb::handle object, const char* operation,
                                            const char* name) {
   if (object.is_none()) return std::nullopt;

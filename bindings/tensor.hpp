@@ -16,6 +16,10 @@ namespace nb = nanobind;
 // @throws TypeMismatchError when it is no tensor with memory behind it
 TensorView view_of(nb::handle object, const char* operation, const char* name);
 
+// The stream that `tensor`'s library has made current for the calling thread on the tensor's
+// device; 0 on CPUs.
+std::uintptr_t current_stream_of(nb::handle tensor, Device device);
+
 // nullopt for None.
 std::optional<TensorView> optional_view_of(nb::handle object, const char* operation,
                                            const char* name);

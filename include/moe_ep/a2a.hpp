@@ -8,8 +8,11 @@
 ///   1. moe_a2a_initialize, then a barrier between all ranks
 ///   2. repeatedly: moe_a2a_dispatch, moe_a2a_combine (paired by the caller; no order is checked)
 ///
-/// CPU workspaces: calls run to completion. Waits are bounded by MOE_EP_TIMEOUT_SEC (300 s); after
-/// a MoEEpTimeoutError or MoEEpMismatchError initialise again on every rank.
+/// CPU workspaces: calls run to completion. CUDA workspaces: dispatch, combine and sanitize only
+/// enqueue on `stream`; initialize waits for it. Several ranks of one process may share a GPU if
+/// all of them have initialised before the first dispatch. Waits are bounded by MOE_EP_TIMEOUT_SEC
+/// (300 s); after a MoEEpTimeoutError or MoEEpMismatchError, which on CUDA comes with the next
+/// call, initialise again on every rank.
 #pragma once
 
 #include <array>
@@ -57,7 +60,8 @@ MOE_EP_API std::int64_t moe_a2a_get_workspace_size_per_rank(
 MOE_EP_API A2aMetainfo moe_a2a_initialize(const TensorView& workspace, std::int64_t ep_rank,
                                           std::int64_t ep_size, std::int64_t max_num_tokens,
                                           std::int64_t eplb_stats_num_experts = 0,
-                                          A2aBackend backend = A2aBackend::kTrtllm);
+                                          A2aBackend backend = A2aBackend::kTrtllm,
+                                          std::uintptr_t stream = 0);
 
 struct A2aDispatchArgs {
   TensorView token_selected_experts;       ///< [n, top_k] int32 or int64
@@ -73,6 +77,7 @@ struct A2aDispatchArgs {
   bool enable_rank_mask = false;
   std::optional<RankMask> active_rank_mask = std::nullopt;
   A2aBackend backend = A2aBackend::kTrtllm;
+  std::uintptr_t stream = 0;  ///< raw cudaStream_t to enqueue on; unused on CPUs
 };
 
 struct A2aDispatchResult {
@@ -106,6 +111,7 @@ struct A2aCombineArgs {
   bool enable_rank_mask = false;
   std::optional<RankMask> active_rank_mask = std::nullopt;
   A2aBackend backend = A2aBackend::kTrtllm;
+  std::uintptr_t stream = 0;  ///< raw cudaStream_t to enqueue on; unused on CPUs
 };
 
 MOE_EP_API void moe_a2a_combine(const A2aCombineArgs& args);
@@ -116,7 +122,8 @@ MOE_EP_API void moe_a2a_sanitize_expert_ids(const TensorView& expert_ids,
                                             const TensorView& workspace,
                                             const A2aMetainfo& metainfo, std::int64_t ep_rank,
                                             std::int64_t invalid_expert_id,
-                                            A2aBackend backend = A2aBackend::kTrtllm);
+                                            A2aBackend backend = A2aBackend::kTrtllm,
+                                            std::uintptr_t stream = 0);
 
 /// A view [*leading_shape, (slice_end - slice_start) / prod(leading_shape) / itemsize] of the bytes
 /// slice_start..slice_end, counted from the start of the tensor passed: for an offset that counts

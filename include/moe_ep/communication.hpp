@@ -15,7 +15,10 @@
 /// Letters: R ranks, T = tokens_per_rank of the step, K = top_k, H = hidden_size, n = local tokens.
 ///
 /// Threads: one instance belongs to one thread at a time; instances of different ranks may live in
-/// one process. On the host, dispatch and combine return when the step's data is there.
+/// one process. On the host, dispatch and combine return when the step's data is there. On GPUs
+/// they enqueue: results are there in stream order, and steps may be captured into CUDA graphs. A
+/// failed step leaves rubbish in its results and says so in the next call, check() or
+/// synchronize().
 #pragma once
 
 #include <cstddef>
@@ -52,6 +55,8 @@ struct DispatchInputs {
   std::optional<TensorView> eplb_local_stats = std::nullopt;  ///< int32 [eplb_stats_num_experts]
   std::optional<RankMask> active_rank_mask = std::nullopt;    ///< default: set_active_ranks()
   std::vector<NamedPayload> extra_payloads = {};              ///< at most 4
+  /// Raw cudaStream_t to enqueue on; nullopt = BootstrapConfig::stream. Unused on CPUs.
+  std::optional<std::uintptr_t> stream = std::nullopt;
 };
 
 /// What arrived: views into the workspace, valid until the matching combine.
@@ -94,8 +99,10 @@ class MOE_EP_API MoEEpCommunication {
   ///   The tensor of get_combine_input_buffer() is used in place.
   /// @param output [n, H] contiguous, token_dtype
   /// @param active_rank_mask must equal the dispatch's, if given
+  /// @param stream as in DispatchInputs
   void combine(const TensorView& expert_output, const TensorView& output,
-               const std::optional<RankMask>& active_rank_mask = std::nullopt);
+               const std::optional<RankMask>& active_rank_mask = std::nullopt,
+               std::optional<std::uintptr_t> stream = std::nullopt);
 
   /// [R*T, H] workspace view for the experts' output; valid between dispatch and combine.
   TensorView get_combine_input_buffer(DType dtype);
@@ -103,7 +110,9 @@ class MOE_EP_API MoEEpCommunication {
   /// Number of tokens that combine() returns; valid between dispatch and combine.
   std::int64_t num_local_tokens() const;
 
-  /// Releases the workspace share. Local, never waits for a peer, idempotent.
+  /// Releases the workspace share. Local, idempotent. An open round is abandoned without waiting
+  /// for a peer. On GPUs the last instance on a workspace waits for the enqueued steps of finished
+  /// rounds, which timeout_sec bounds.
   void destroy() noexcept;
 
   /// Throws the pending error of an earlier step, if any. Does not wait.
@@ -113,8 +122,10 @@ class MOE_EP_API MoEEpCommunication {
 
   /// The mask of `ranks`. @throws std::invalid_argument for a rank outside [0, R)
   RankMask active_rank_mask(const std::vector<int>& ranks) const;
-  /// Default mask of later steps: local, between rounds, the same on all live ranks.
-  void set_active_ranks(const std::vector<int>& ranks);
+  /// Default mask of later steps, also of replays of captured ones: local, between rounds, in
+  /// stream order, the same on all live ranks.
+  void set_active_ranks(const std::vector<int>& ranks,
+                        std::optional<std::uintptr_t> stream = std::nullopt);
 
   /// Collective over exactly `active_ranks` (ascending; comm's rank i is active_ranks[i]): maps
   /// replaced members' memory, re-arms the workspace, clears errors, sets the default mask. The
@@ -132,6 +143,8 @@ class MOE_EP_API MoEEpCommunication {
   std::int64_t lamport_max_tokens() const noexcept;
 
   const char* backend_name() const noexcept;
+  /// Where tensors lie.
+  Device device() const noexcept;
   const BootstrapConfig& bootstrap() const noexcept;
   const MoEEpCommParams& params() const noexcept;
   int timeout_sec() const noexcept;

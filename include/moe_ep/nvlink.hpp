@@ -13,10 +13,19 @@ class MOE_EP_API NVLinkOneSidedAlltoAll final : public MoEEpCommunication {
  public:
   NVLinkOneSidedAlltoAll(const BootstrapConfig& bootstrap, const MoEEpCommParams& params,
                          const NVLinkOneSidedConfig& config = {});
+  /// Takes a lost rank's place; see HostAlltoAll::rejoin().
+  static std::unique_ptr<NVLinkOneSidedAlltoAll> rejoin(const BootstrapConfig& bootstrap,
+                                                        const MoEEpCommParams& params,
+                                                        const NVLinkOneSidedConfig& config,
+                                                        const std::vector<int>& active_ranks,
+                                                        std::shared_ptr<CommBackend> comm_backend);
   /// Local; initialises no CUDA context.
   static bool is_platform_supported();
   /// One sentence why not; empty when supported.
   static std::string explain_platform();
+
+ private:
+  using MoEEpCommunication::MoEEpCommunication;
 };
 
 /// The same contract with kernels generated for exact shapes.

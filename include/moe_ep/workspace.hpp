@@ -9,6 +9,7 @@
 
 #include <moe_ep/comm_backend.hpp>
 #include <moe_ep/export.hpp>
+#include <moe_ep/tensor.hpp>
 
 namespace moe_ep {
 
@@ -59,6 +60,8 @@ class MOE_EP_API SymmetricWorkspace {
                                                          const std::vector<int>& members,
                                                          bool require_nvlink = true);
 
+  /// Where this rank's slice lies.
+  Device device() const noexcept { return device_; }
   int rank() const noexcept { return rank_; }
   int num_ranks() const noexcept { return num_ranks_; }
   /// Usable bytes of a slice.
@@ -69,6 +72,8 @@ class MOE_EP_API SymmetricWorkspace {
   std::byte* slice(int rank) const noexcept {
     return base_ + static_cast<std::size_t>(rank) * slice_stride_;
   }
+  /// Members whose slices lie on this rank's GPU, itself included; host memory: 1.
+  int ranks_on_device() const noexcept { return ranks_on_device_; }
   /// False between checkpoint_prepare() and checkpoint_restore().
   bool mapped() const noexcept { return mapped_; }
   /// A number all ranks of this workspace agree on and no other workspace has.
@@ -86,12 +91,14 @@ class MOE_EP_API SymmetricWorkspace {
  protected:
   SymmetricWorkspace() = default;
 
+  Device device_;
   int rank_ = 0;
   int num_ranks_ = 1;
   std::size_t bytes_ = 0;
   std::size_t slice_stride_ = 0;
   std::byte* base_ = nullptr;
   bool mapped_ = false;
+  int ranks_on_device_ = 1;
   std::uint64_t id_ = 0;
 };
 

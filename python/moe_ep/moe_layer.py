@@ -103,6 +103,10 @@ class Expert:
         output: torch.Tensor = (torch.nn.functional.silu(gate) * up) @ self._down
         return output
 
+    def to(self, device: torch.device) -> None:
+        """Move the weights."""
+        self._gate_up, self._down = self._gate_up.to(device), self._down.to(device)
+
 
 class ShardedExperts:
     """The experts of one rank: what stands between `dispatch` and `combine`.
@@ -113,13 +117,20 @@ class ShardedExperts:
         The layer.
     rank, world_size
         Rank r of R owns the E / R experts from r * E / R on.
+    device
+        Where the rows lie.
     """
 
-    def __init__(self, shape: LayerShape, rank: int, world_size: int) -> None:
+    def __init__(
+        self, shape: LayerShape, rank: int, world_size: int, device: torch.device | None = None
+    ) -> None:
         count = shape.num_experts // world_size
         self._experts = {
             expert: Expert(shape, expert) for expert in range(rank * count, (rank + 1) * count)
         }
+        if device is not None:
+            for expert in self._experts.values():
+                expert.to(device)
 
     def __call__(
         self,

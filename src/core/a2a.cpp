@@ -3,12 +3,11 @@
 #include <cstdlib>
 #include <limits>
 
-#include "backend/backend.hpp"
+#include "core/a2a_slices.hpp"
 #include "core/message.hpp"
 #include "core/step.hpp"
 #include "core/step_failure.hpp"
 #include "protocol/block_scale.hpp"
-#include "protocol/one_sided.hpp"
 #include "protocol/scale_layout.hpp"
 
 namespace moe_ep {
@@ -21,7 +20,6 @@ using protocol::WorkspaceLayout;
 constexpr std::int64_t kMetainfoMagic = 0x6d6f655f65706d31;  // "moe_epm1"
 constexpr std::int64_t kSliceAlignment = 16;
 constexpr std::int64_t kMaxExtent = std::int64_t{1} << 48;  // of rows; times an itemsize, 64 bits
-constexpr Device kHost{};
 
 const char* backend_text(std::int64_t backend) {
   return backend == static_cast<std::int64_t>(A2aBackend::kCake) ? "cake" : "trtllm";
@@ -43,16 +41,16 @@ void check_workspace(const std::string& op, const TensorView& workspace, std::in
   require(workspace.dtype == kUInt8 && workspace.ndim == 2 && workspace.size(0) == ep_size &&
               workspace.stride(1) == 1,
           op, ": workspace must be uint8 [", ep_size, ", bytes] with contiguous rows, got ",
-          describe(workspace));
-  require(workspace.device == kHost, op,
-          ": workspace must be a CPU tensor, because this build has no CUDA kernels, got ",
-          describe(workspace));
+          workspace);
+  const std::string reason = detail::platform_of(workspace.device).explain();
+  require(reason.empty(), op, ": workspace must be a CPU tensor, because ", reason, ", got ",
+          workspace);
   require(ep_rank >= 0 && ep_rank < ep_size, op, ": ep_rank must lie in [0, ep_size = ", ep_size,
           "), got ", ep_rank);
   require(reinterpret_cast<std::uintptr_t>(workspace.data) % kSliceAlignment == 0 &&
               workspace.stride(0) % kSliceAlignment == 0,
           op, ": slices of the workspace must start at multiples of ", kSliceAlignment,
-          " bytes, got ", describe(workspace));
+          " bytes, got ", workspace);
 }
 
 // The rank's view of a workspace that moe_a2a_initialize has armed.
@@ -68,7 +66,7 @@ protocol::Workspace open_workspace(const std::string& op, const TensorView& work
   check_sizes(op, metainfo.ep_size, metainfo.max_num_tokens, metainfo.eplb_stats_num_experts);
   check_workspace(op, workspace, ep_rank, metainfo.ep_size);
   require(workspace.size(1) == metainfo.slice_bytes, op, ": workspace must have slices of ",
-          metainfo.slice_bytes, " bytes as moe_a2a_initialize saw it, got ", describe(workspace));
+          metainfo.slice_bytes, " bytes as moe_a2a_initialize saw it, got ", workspace);
   protocol::Workspace view;
   view.base = static_cast<std::byte*>(workspace.data);
   view.slice_stride = workspace.stride(0);
@@ -99,16 +97,15 @@ RankMask check_active(const std::string& op, bool enable_rank_mask,
 
 // Keeps the largest dispatch and combine regions of any step apart: a step must not grow into rows
 // that an earlier one left for slow peers.
-void reserve(const std::string& op, const protocol::Workspace& workspace,
+void reserve(const std::string& op, const WorkspaceLayout& layout, detail::A2aSlice& slice,
              std::int64_t dispatch_bytes, std::int64_t combine_bytes) {
-  protocol::SliceHeader& header = *workspace.header();
-  const std::int64_t dispatch = std::max(header.max_dispatch_bytes, dispatch_bytes);
-  const std::int64_t combine = std::max(header.max_combine_bytes, combine_bytes);
-  require(dispatch + combine <= workspace.layout.payload_room(), op, ": the workspace has ",
-          workspace.layout.payload_room(), " bytes a slice for payloads, got steps that need ",
-          dispatch, " for dispatch and ", combine, " for combine");
-  header.max_dispatch_bytes = dispatch;
-  header.max_combine_bytes = combine;
+  const std::int64_t dispatch = std::max(slice.max_dispatch_bytes, dispatch_bytes);
+  const std::int64_t combine = std::max(slice.max_combine_bytes, combine_bytes);
+  require(dispatch + combine <= layout.payload_room(), op, ": the workspace has ",
+          layout.payload_room(), " bytes a slice for payloads, got steps that need ", dispatch,
+          " for dispatch and ", combine, " for combine");
+  slice.max_dispatch_bytes = dispatch;
+  slice.max_combine_bytes = combine;
 }
 
 std::uint64_t timeout_from_environment() {
@@ -122,16 +119,21 @@ std::uint64_t timeout_from_environment() {
   return static_cast<std::uint64_t>(value) * kSecond;
 }
 
-// One caller's thread does the work; the backend has no state of its own then.
-Backend& backend() {
-  static Backend& instance = *make_host_backend(1).release();
-  return instance;
-}
-
 void raise_unless_ok(const std::string& op, const protocol::StepStatus& status, std::int64_t rank,
                      std::uint64_t timeout_ns) {
   if (status.ok()) return;
   detail::StepFailure{op, static_cast<int>(rank), status, timeout_ns, {}}.raise();
+}
+
+// The slice, unless an enqueued step on it has failed meanwhile.
+detail::A2aSlice& sound_slice(const protocol::Workspace& workspace, Device device) {
+  detail::A2aSlice& slice = detail::slice_of(workspace, device);
+  if (const auto status = slice.backend->pending_failure()) {
+    const bool in_dispatch = status->phase == Phase::kDispatch;
+    raise_unless_ok(in_dispatch ? "moe_a2a_dispatch" : "moe_a2a_combine", *status, workspace.rank,
+                    timeout_from_environment());
+  }
+  return slice;
 }
 
 }  // namespace
@@ -163,7 +165,8 @@ std::int64_t moe_a2a_get_workspace_size_per_rank(std::int64_t ep_size, std::int6
 
 A2aMetainfo moe_a2a_initialize(const TensorView& workspace, std::int64_t ep_rank,
                                std::int64_t ep_size, std::int64_t max_num_tokens,
-                               std::int64_t eplb_stats_num_experts, A2aBackend backend) {
+                               std::int64_t eplb_stats_num_experts, A2aBackend backend,
+                               std::uintptr_t stream) {
   const std::string op = "moe_a2a_initialize";
   check_sizes(op, ep_size, max_num_tokens, eplb_stats_num_experts);
   check_workspace(op, workspace, ep_rank, ep_size);
@@ -177,8 +180,8 @@ A2aMetainfo moe_a2a_initialize(const TensorView& workspace, std::int64_t ep_rank
   const protocol::Workspace view = open_workspace(op, workspace, metainfo, ep_rank, backend);
   metainfo.combine_offset = view.layout.combine;
   require(view.layout.payload_room() >= 0, op, ": workspace needs more than ", view.layout.combine,
-          " bytes a slice, got ", describe(workspace));
-  protocol::reset_slice(view, 0);
+          " bytes a slice, got ", workspace);
+  detail::begin_slice(view, workspace.device).backend->reset(view, 0, stream);
   return metainfo;
 }
 
@@ -193,7 +196,8 @@ A2aDispatchResult moe_a2a_dispatch(const A2aDispatchArgs& args) {
   const protocol::Workspace workspace =
       open_workspace(op, args.workspace, args.metainfo, args.ep_rank, args.backend);
   const TensorView& ids = args.token_selected_experts;
-  detail::check_ids(op, "token_selected_experts", ids, args.top_k, kHost);
+  const Device device = args.workspace.device;
+  detail::check_ids(op, "token_selected_experts", ids, args.top_k, device);
   const std::int64_t tokens_per_rank =
       check_tokens_per_rank(op, args.runtime_max_tokens_per_rank, args.metainfo);
   const std::int64_t num_tokens = ids.size(0);
@@ -218,15 +222,14 @@ A2aDispatchResult moe_a2a_dispatch(const A2aDispatchArgs& args) {
   for (std::size_t index = 0; index < args.input_payloads.size(); ++index) {
     const TensorView& payload = args.input_payloads[index];
     require(payload.ndim < TensorView::kMaxDims, op, ": input_payloads[", index,
-            "] must have at most ", TensorView::kMaxDims - 1, " dimensions, got ",
-            describe(payload));
+            "] must have at most ", TensorView::kMaxDims - 1, " dimensions, got ", payload);
     detail::add_payload(step, payload,
                         detail::check_payload(op, concat("input_payloads[", index, "]"), payload,
-                                              num_tokens, kHost));
+                                              num_tokens, device));
   }
   if (args.eplb_local_stats) {
     detail::check_eplb_stats(op, *args.eplb_local_stats, args.metainfo.eplb_stats_num_experts,
-                             kHost);
+                             device);
     step.eplb_local_stats = static_cast<const std::int32_t*>(args.eplb_local_stats->data);
   }
   auto& fields = step.signature.fields;
@@ -238,10 +241,11 @@ A2aDispatchResult moe_a2a_dispatch(const A2aDispatchArgs& args) {
   step.placement = protocol::PayloadPlacement::make(
       workspace.layout, step.tokens_per_rank, fields + protocol::kFirstRowBytes, step.num_payloads);
   step.timeout_ns = timeout_from_environment();
-  reserve(op, workspace,
+  detail::A2aSlice& slice = sound_slice(workspace, device);
+  reserve(op, workspace.layout, slice,
           workspace.layout.combine + workspace.layout.payload_room() - step.placement.begin, 0);
-
-  raise_unless_ok(op, backend().dispatch(step), args.ep_rank, step.timeout_ns);
+  slice.num_tokens = step.num_tokens;
+  raise_unless_ok(op, slice.backend->dispatch(step, args.stream), args.ep_rank, step.timeout_ns);
 
   A2aDispatchResult result;
   for (int payload = 0; payload < step.num_payloads; ++payload) {
@@ -251,8 +255,9 @@ A2aDispatchResult moe_a2a_dispatch(const A2aDispatchArgs& args) {
   }
   result.combine_payload_offset = workspace.layout.combine;
   if (args.eplb_local_stats) {
-    result.eplb_gathered_stats = TensorView(workspace.own() + workspace.layout.eplb, kInt32,
-                                            {args.ep_size, args.metainfo.eplb_stats_num_experts});
+    result.eplb_gathered_stats =
+        TensorView(workspace.own() + workspace.layout.eplb, kInt32,
+                   {args.ep_size, args.metainfo.eplb_stats_num_experts}, device);
   }
   return result;
 }
@@ -269,27 +274,28 @@ CombineOutput check_output(const std::string& op, const A2aCombineArgs& args, st
   to.scalar_scale = static_cast<float>(args.output_scalar_scale);
   const bool packed = output.dtype == kUInt8 || output.dtype == kFloat4E2M1FNx2;
   const std::int64_t width = packed ? (hidden + 1) / 2 : hidden;
-  require(output.device == kHost && output.ndim == 2 && output.size(0) == args.local_num_tokens &&
+  const Device device = args.workspace.device;
+  require(output.device == device && output.ndim == 2 && output.size(0) == args.local_num_tokens &&
               output.size(1) == width && output.is_contiguous(),
-          op, ": output must be a contiguous CPU tensor [", args.local_num_tokens, ", ", width,
-          "], got ", describe(output));
+          op, ": output must be a contiguous ", device, " tensor [", args.local_num_tokens, ", ",
+          width, "], got ", output);
   to.stride = width * itemsize(output.dtype);
   if (detail::combine_format(output.dtype) >= 0) {
     require(!args.output_scales, op, ": output_scales belong to a quantised output, got them with ",
-            describe(output));
+            output);
     return to;
   }
   require(
       packed || output.dtype == kFloat8E4M3FN, op,
       ": output must be bfloat16, float16, float32, float8_e4m3fn or packed float4 (uint8), got ",
-      describe(output));
+      output);
   require(args.output_scales.has_value(), op,
-          ": a quantised output needs output_scales, got none with ", describe(output));
+          ": a quantised output needs output_scales, got none with ", output);
   const TensorView& scales = *args.output_scales;
   const bool mx_scales = scales.dtype == kUInt8 || scales.dtype == kFloat8E8M0FNU;
   require(mx_scales || (packed && scales.dtype == kFloat8E4M3FN), op,
           ": output_scales must be uint8 (MX) or, for packed float4, float8_e4m3fn (NVFP4), got ",
-          describe(scales));
+          scales);
   to.format = !packed     ? OutputFormat::kMxfp8
               : mx_scales ? OutputFormat::kMxfp4
                           : OutputFormat::kNvfp4;
@@ -298,9 +304,9 @@ CombineOutput check_output(const std::string& op, const A2aCombineArgs& args, st
   const std::int64_t cols = (hidden + block - 1) / block;
   const std::int64_t bytes =
       protocol::scale_matrix_bytes(args.sf_layout, args.local_num_tokens, cols);
-  require(scales.device == kHost && scales.is_contiguous() && scales.numel() == bytes, op,
-          ": output_scales must be a contiguous CPU tensor of ", bytes, " scales (",
-          args.local_num_tokens, " x ", cols, ", padded for the layout), got ", describe(scales));
+  require(scales.device == device && scales.is_contiguous() && scales.numel() == bytes, op,
+          ": output_scales must be a contiguous ", device, " tensor of ", bytes, " scales (",
+          args.local_num_tokens, " x ", cols, ", padded for the layout), got ", scales);
   to.scales = static_cast<std::uint8_t*>(scales.data);
   return to;
 }
@@ -317,22 +323,24 @@ void moe_a2a_combine(const A2aCombineArgs& args) {
       check_tokens_per_rank(op, args.runtime_max_tokens_per_rank, args.metainfo);
   require(args.local_num_tokens >= 0 && args.local_num_tokens <= tokens_per_rank, op,
           ": local_num_tokens must lie in 0..", tokens_per_rank, ", got ", args.local_num_tokens);
-  require(args.local_num_tokens == workspace.header()->num_tokens, op,
-          ": local_num_tokens must be what the last dispatch sent, ",
-          workspace.header()->num_tokens, ", got ", args.local_num_tokens);
+  const Device device = args.workspace.device;
+  detail::A2aSlice& slice = sound_slice(workspace, device);
+  require(args.local_num_tokens == slice.num_tokens, op,
+          ": local_num_tokens must be what the last dispatch sent, ", slice.num_tokens, ", got ",
+          args.local_num_tokens);
   require(args.combine_payload_offset == workspace.layout.combine, op,
           ": combine_payload_offset must be ", workspace.layout.combine,
           " as moe_a2a_dispatch returned it, got ", args.combine_payload_offset);
   const std::int32_t format = detail::combine_format(args.payload.dtype);
   require(format >= 0 && args.payload.ndim >= 2, op,
           ": payload must be bfloat16, float16 or float32 [R, T, H] or [R*T, H], got ",
-          describe(args.payload));
+          args.payload);
   const std::int64_t hidden = args.payload.size(args.payload.ndim - 1);
   require(hidden >= 1 &&
               hidden * itemsize(args.payload.dtype) <= std::numeric_limits<std::int32_t>::max(),
-          op, ": payload must have rows of 1 to 2^31 - 1 bytes, got ", describe(args.payload));
+          op, ": payload must have rows of 1 to 2^31 - 1 bytes, got ", args.payload);
   const std::int64_t stride =
-      detail::check_expert_output(op, args.payload, args.ep_size, tokens_per_rank, hidden, kHost);
+      detail::check_expert_output(op, args.payload, args.ep_size, tokens_per_rank, hidden, device);
   const CombineOutput output = check_output(op, args, hidden);
 
   protocol::CombineParams step;
@@ -350,29 +358,32 @@ void moe_a2a_combine(const A2aCombineArgs& args) {
   require(!args.payload_in_workspace || step.expert_output == nullptr, op,
           ": with payload_in_workspace=True payload must be the workspace view at "
           "combine_payload_offset, got another tensor");
-  reserve(op, workspace, 0, protocol::align_up(args.ep_size * tokens_per_rank * step.row_bytes));
-
-  raise_unless_ok(op, backend().combine(step, output), args.ep_rank, step.timeout_ns);
+  reserve(op, workspace.layout, slice, 0,
+          protocol::align_up(args.ep_size * tokens_per_rank * step.row_bytes));
+  raise_unless_ok(op, slice.backend->combine(step, output, args.stream), args.ep_rank,
+                  step.timeout_ns);
 }
 
 void moe_a2a_sanitize_expert_ids(const TensorView& expert_ids, const TensorView& workspace,
                                  const A2aMetainfo& metainfo, std::int64_t ep_rank,
-                                 std::int64_t invalid_expert_id, A2aBackend backend) {
+                                 std::int64_t invalid_expert_id, A2aBackend backend,
+                                 std::uintptr_t stream) {
   const std::string op = "moe_a2a_sanitize_expert_ids";
   const protocol::Workspace view = open_workspace(op, workspace, metainfo, ep_rank, backend);
   require(expert_ids.dtype == kInt32 && expert_ids.ndim == 3 &&
               expert_ids.size(0) == metainfo.ep_size && expert_ids.is_contiguous() &&
-              expert_ids.device == kHost,
-          op, ": expert_ids must be a contiguous CPU int32 [", metainfo.ep_size,
-          ", T, top_k], got ", describe(expert_ids));
+              expert_ids.device == workspace.device,
+          op, ": expert_ids must be a contiguous ", workspace.device, " int32 [", metainfo.ep_size,
+          ", T, top_k], got ", expert_ids);
   require(invalid_expert_id >= std::numeric_limits<std::int32_t>::min() &&
               invalid_expert_id <= std::numeric_limits<std::int32_t>::max(),
           op, ": invalid_expert_id must be an int32, got ", invalid_expert_id);
   const std::int64_t tokens_per_rank = check_tokens_per_rank(op, expert_ids.size(1), metainfo);
-  protocol::mark_empty_rows(static_cast<std::int32_t*>(expert_ids.data), view.recv_counts(),
-                            view.layout.num_ranks, static_cast<std::int32_t>(tokens_per_rank),
-                            static_cast<std::int32_t>(expert_ids.size(2)),
-                            static_cast<std::int32_t>(invalid_expert_id), 0, 1);
+  sound_slice(view, workspace.device)
+      .backend->sanitize(view, static_cast<std::int32_t*>(expert_ids.data),
+                         static_cast<std::int32_t>(tokens_per_rank),
+                         static_cast<std::int32_t>(expert_ids.size(2)),
+                         static_cast<std::int32_t>(invalid_expert_id), stream);
 }
 
 TensorView moe_a2a_wrap_payload_tensor_in_workspace(const TensorView& workspace,
@@ -381,7 +392,7 @@ TensorView moe_a2a_wrap_payload_tensor_in_workspace(const TensorView& workspace,
                                                     std::int64_t slice_end, DType dtype) {
   const std::string op = "moe_a2a_wrap_payload_tensor_in_workspace";
   require(workspace.dtype == kUInt8 && workspace.is_contiguous(), op,
-          ": workspace must be a contiguous uint8 tensor, got ", describe(workspace));
+          ": workspace must be a contiguous uint8 tensor, got ", workspace);
   require(slice_start >= 0 && slice_start <= slice_end && slice_end <= workspace.numel(), op,
           ": slice_start..slice_end must lie in the workspace's ", workspace.numel(),
           " bytes, got ", slice_start, "..", slice_end);

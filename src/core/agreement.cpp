@@ -60,14 +60,24 @@ Announcement decode(const std::string& text) {
 }
 
 void throw_failures(const std::string& who, const std::vector<Announcement>& all) {
-  std::string text;
+  std::vector<std::pair<std::string, std::vector<int>>> ranks_of_reason;  // in order of ranks
   bool only_bad_arguments = true;
   for (const Announcement& peer : all) {
     if (!peer.failure) continue;
     only_bad_arguments = only_bad_arguments && peer.failure->bad_argument;
-    text += concat(text.empty() ? "" : "; ", "rank ", peer.rank, ": ", peer.failure->reason);
+    const auto same = std::find_if(ranks_of_reason.begin(), ranks_of_reason.end(),
+                                   [&](const auto& e) { return e.first == peer.failure->reason; });
+    if (same == ranks_of_reason.end()) {
+      ranks_of_reason.push_back({peer.failure->reason, {peer.rank}});
+    } else {
+      same->second.push_back(peer.rank);
+    }
   }
-  if (text.empty()) return;
+  if (ranks_of_reason.empty()) return;
+  std::string text;
+  for (const auto& [reason, ranks] : ranks_of_reason) {
+    text += concat(text.empty() ? "" : "; ", list_ranks(ranks), ": ", reason);
+  }
   text = concat(who, ": every rank must pass its own checks, got ", text);
   if (only_bad_arguments) throw std::invalid_argument(text);
   throw MoEEpError(text);

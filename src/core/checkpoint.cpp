@@ -3,7 +3,6 @@
 #include "comm/agree.hpp"
 #include "core/communication_state.hpp"
 #include "core/message.hpp"
-#include "protocol/one_sided.hpp"
 
 namespace moe_ep::detail {
 namespace {
@@ -40,8 +39,8 @@ void CommunicationState::checkpoint_restore(std::shared_ptr<CommBackend> comm) {
                                   comm->get_size()));
   }
   workspace.memory->checkpoint_restore(*comm);
-  protocol::reset_slice(workspace.view(), 0);
-  gather_outcomes(*comm, op, std::nullopt);  // everybody is armed
+  const auto failure = failure_of([&] { backend_->reset(workspace.view(), 0); });
+  gather_outcomes(*comm, op, failure);  // everybody is armed
   workspace.start_over();
   workspace.comm = std::move(comm);
 }

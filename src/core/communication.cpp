@@ -2,6 +2,7 @@
 
 #include <moe_ep/a2a.hpp>
 #include <moe_ep/host.hpp>
+#include <moe_ep/nvlink.hpp>
 
 #include "core/communication_state.hpp"
 
@@ -21,6 +22,27 @@ std::optional<detail::OwnFailure> own_failure(const BootstrapConfig& bootstrap,
   return std::nullopt;
 }
 
+template <class Config>
+std::unique_ptr<detail::CommunicationState> create(const BootstrapConfig& bootstrap,
+                                                   const MoEEpCommParams& params,
+                                                   const Config& config) {
+  bootstrap.validate();
+  return detail::CommunicationState::create(bootstrap, params, detail::make_options(config),
+                                            own_failure(bootstrap, params, config));
+}
+
+template <class Config>
+std::unique_ptr<detail::CommunicationState> rejoining(const BootstrapConfig& bootstrap,
+                                                      const MoEEpCommParams& params,
+                                                      const Config& config,
+                                                      const std::vector<int>& active_ranks,
+                                                      std::shared_ptr<CommBackend> comm_backend) {
+  bootstrap.validate();
+  return detail::CommunicationState::rejoin(bootstrap, params, detail::make_options(config),
+                                            own_failure(bootstrap, params, config), active_ranks,
+                                            std::move(comm_backend));
+}
+
 }  // namespace
 
 MoEEpCommunication::MoEEpCommunication(std::unique_ptr<detail::CommunicationState> state)
@@ -31,8 +53,9 @@ MoEEpDispatchResult MoEEpCommunication::dispatch(const DispatchInputs& inputs) {
   return state_->dispatch(inputs);
 }
 void MoEEpCommunication::combine(const TensorView& expert_output, const TensorView& output,
-                                 const std::optional<RankMask>& active_rank_mask) {
-  state_->combine(expert_output, output, active_rank_mask);
+                                 const std::optional<RankMask>& active_rank_mask,
+                                 std::optional<std::uintptr_t> stream) {
+  state_->combine(expert_output, output, active_rank_mask, stream);
 }
 TensorView MoEEpCommunication::get_combine_input_buffer(DType dtype) {
   return state_->combine_input_buffer(dtype);
@@ -47,14 +70,15 @@ void MoEEpCommunication::check() const {
   state_->check();
 }
 void MoEEpCommunication::synchronize() const {
-  state_->check();
-}  // host steps run to their end
+  state_->synchronize();
+}
 
 RankMask MoEEpCommunication::active_rank_mask(const std::vector<int>& ranks) const {
   return moe_a2a_active_rank_mask(ranks, bootstrap().world_size);
 }
-void MoEEpCommunication::set_active_ranks(const std::vector<int>& ranks) {
-  state_->set_active_ranks(ranks);
+void MoEEpCommunication::set_active_ranks(const std::vector<int>& ranks,
+                                          std::optional<std::uintptr_t> stream) {
+  state_->set_active_ranks(ranks, stream);
 }
 void MoEEpCommunication::recover(const std::vector<int>& active_ranks,
                                  std::shared_ptr<CommBackend> comm_backend) {
@@ -78,6 +102,9 @@ std::int64_t MoEEpCommunication::lamport_max_tokens() const noexcept {
 }
 const char* MoEEpCommunication::backend_name() const noexcept {
   return state_->options().backend_name.c_str();
+}
+Device MoEEpCommunication::device() const noexcept {
+  return state_->device();
 }
 const BootstrapConfig& MoEEpCommunication::bootstrap() const noexcept {
   return state_->bootstrap();
@@ -109,28 +136,42 @@ void refuse_construction(const BootstrapConfig& bootstrap, CommBackend& comm_bac
 
 HostAlltoAll::HostAlltoAll(const BootstrapConfig& bootstrap, const MoEEpCommParams& params,
                            const HostAlltoAllConfig& config)
-    : MoEEpCommunication([&] {
-        bootstrap.validate();
-        return detail::CommunicationState::create(bootstrap, params, detail::make_options(config),
-                                                  own_failure(bootstrap, params, config));
-      }()) {}
+    : MoEEpCommunication(create(bootstrap, params, config)) {}
 
 std::unique_ptr<HostAlltoAll> HostAlltoAll::rejoin(const BootstrapConfig& bootstrap,
                                                    const MoEEpCommParams& params,
                                                    const HostAlltoAllConfig& config,
                                                    const std::vector<int>& active_ranks,
                                                    std::shared_ptr<CommBackend> comm_backend) {
-  bootstrap.validate();
-  return std::unique_ptr<HostAlltoAll>(new HostAlltoAll(detail::CommunicationState::rejoin(
-      bootstrap, params, detail::make_options(config), own_failure(bootstrap, params, config),
-      active_ranks, std::move(comm_backend))));
+  return std::unique_ptr<HostAlltoAll>(new HostAlltoAll(
+      rejoining(bootstrap, params, config, active_ranks, std::move(comm_backend))));
 }
 
 bool HostAlltoAll::is_platform_supported() {
   return explain_platform().empty();
 }
 std::string HostAlltoAll::explain_platform() {
-  return {};
+  return host_platform().explain();
+}
+
+NVLinkOneSidedAlltoAll::NVLinkOneSidedAlltoAll(const BootstrapConfig& bootstrap,
+                                               const MoEEpCommParams& params,
+                                               const NVLinkOneSidedConfig& config)
+    : MoEEpCommunication(create(bootstrap, params, config)) {}
+
+std::unique_ptr<NVLinkOneSidedAlltoAll> NVLinkOneSidedAlltoAll::rejoin(
+    const BootstrapConfig& bootstrap, const MoEEpCommParams& params,
+    const NVLinkOneSidedConfig& config, const std::vector<int>& active_ranks,
+    std::shared_ptr<CommBackend> comm_backend) {
+  return std::unique_ptr<NVLinkOneSidedAlltoAll>(new NVLinkOneSidedAlltoAll(
+      rejoining(bootstrap, params, config, active_ranks, std::move(comm_backend))));
+}
+
+bool NVLinkOneSidedAlltoAll::is_platform_supported() {
+  return explain_platform().empty();
+}
+std::string NVLinkOneSidedAlltoAll::explain_platform() {
+  return cuda_platform().explain();
 }
 
 }  // namespace moe_ep

@@ -4,9 +4,9 @@
 #include <thread>
 
 #include "comm/agree.hpp"
+#include "core/log.hpp"
 #include "core/message.hpp"
 #include "core/transports.hpp"
-#include "protocol/one_sided.hpp"
 
 namespace moe_ep::detail {
 namespace {
@@ -74,6 +74,7 @@ std::unique_ptr<CommunicationState> CommunicationState::create(
   const std::shared_ptr<CommBackend> comm = std::move(state->options_.comm);
   Announcement own = state->announcement();
   own.failure = std::move(own_failure);
+  if (!own.failure) own.failure = state->choose_device();
   const WorkspaceKey key{
       comm->identity(), bootstrap.rank,
       own.failure ? "" : layout_key(make_layout(bootstrap.world_size, params, options))};
@@ -92,12 +93,32 @@ std::unique_ptr<CommunicationState> CommunicationState::create(
   return state;
 }
 
+std::optional<OwnFailure> CommunicationState::choose_device() {
+  const std::string reason = options_.platform->explain();
+  if (!reason.empty()) return OwnFailure{false, reason};
+  const auto failure = failure_of(
+      [&] { device_ = options_.platform->choose_device(bootstrap_.device, bootstrap_.rank); });
+  if (failure) return OwnFailure{false, *failure};
+  return std::nullopt;
+}
+
+PlatformOptions CommunicationState::platform_options() const {
+  PlatformOptions options;
+  options.device = device_;
+  options.num_threads = options_.num_threads.value_or(default_num_threads(bootstrap_.world_size));
+  options.enable_pdl = options_.enable_pdl;
+  options.max_sms = options_.max_sms;
+  options.require_nvlink = options_.require_nvlink;
+  return options;
+}
+
 void CommunicationState::make_workspace(CommBackend& comm, const std::vector<int>& members) {
   workspace_ = std::make_shared<SharedWorkspace>();
   workspace_->layout = make_layout(bootstrap_.world_size, params_, options_);
   note_layout();
-  workspace_->memory = SymmetricWorkspace::create_host(comm, static_cast<std::size_t>(slice_bytes_),
-                                                       bootstrap_.world_size, members);
+  workspace_->memory =
+      options_.platform->create_memory(comm, static_cast<std::size_t>(slice_bytes_),
+                                       platform_options(), bootstrap_.world_size, members);
 }
 
 void CommunicationState::note_layout() {
@@ -106,8 +127,12 @@ void CommunicationState::note_layout() {
 }
 
 void CommunicationState::make_backend() {
-  backend_ =
-      make_host_backend(options_.num_threads.value_or(default_num_threads(bootstrap_.world_size)));
+  if (workspace_->record == nullptr) {
+    workspace_->record = options_.platform->create_record(device_);
+  }
+  backend_ = options_.platform->create_backend(platform_options(), workspace_->record);
+  backend_->share_device(workspace_->memory->ranks_on_device());
+  backend_->set_default_mask(default_mask_, std::nullopt);
 }
 
 void CommunicationState::join_workspace(std::shared_ptr<CommBackend> comm,
@@ -123,7 +148,7 @@ void CommunicationState::join_workspace(std::shared_ptr<CommBackend> comm,
   }
   const auto failure = failure_of([&] {
     make_backend();
-    if (!shared) protocol::reset_slice(workspace_->view(), 0);
+    if (!shared) backend_->reset(workspace_->view(), 0);
   });
   // Also the barrier between every rank's reset and the first step.
   gather_outcomes(*comm, options_.class_name, failure);
@@ -164,14 +189,32 @@ void CommunicationState::destroy() noexcept {
 }
 
 void CommunicationState::release() noexcept {
-  if (workspace_ != nullptr && workspace_->open_round == this) {
-    workspace_->open_round = nullptr;
-    workspace_->abandoned = AbandonedRound{round_.active, round_.transport};
+  if (workspace_ != nullptr) {
+    const bool open = workspace_->open_round == this;
+    if (open) {
+      workspace_->open_round = nullptr;
+      workspace_->abandoned = AbandonedRound{round_.active, round_.transport};
+    }
+    if (backend_ != nullptr && workspace_.use_count() > 1) {
+      if (workspace_->record != nullptr) workspace_->retired.push_back(std::move(backend_));
+    } else if (backend_ != nullptr && workspace_->memory->mapped()) {
+      end_steps(open || workspace_->failure);
+    }
   }
   round_ = {};
   workspace_.reset();
   backend_.reset();
   options_.comm.reset();
+}
+
+// The memory may go when no step uses it. An unfinished round is not worth waiting for its peers.
+void CommunicationState::end_steps(bool abandon) noexcept {
+  try {
+    if (abandon) backend_->abandon(workspace_->view());
+    backend_->synchronize();
+  } catch (const std::exception& error) {
+    log_warning(options_.class_name + ".destroy: " + error.what());
+  }
 }
 
 }  // namespace moe_ep::detail

@@ -11,6 +11,7 @@
 #include "backend/backend.hpp"
 #include "core/agreement.hpp"
 #include "core/options.hpp"
+#include "core/step.hpp"
 #include "core/workspace_cache.hpp"
 
 namespace moe_ep::detail {
@@ -42,12 +43,13 @@ class CommunicationState {
 
   MoEEpDispatchResult dispatch(const DispatchInputs& inputs);
   void combine(const TensorView& expert_output, const TensorView& output,
-               const std::optional<RankMask>& mask);
+               const std::optional<RankMask>& mask, std::optional<Stream> stream);
   TensorView combine_input_buffer(DType dtype);
-  std::int64_t num_local_tokens() const;
+  std::int64_t num_local_tokens();
   void destroy() noexcept;
-  void check() const;
-  void set_active_ranks(const std::vector<int>& ranks);
+  void check();
+  void synchronize();
+  void set_active_ranks(const std::vector<int>& ranks, std::optional<Stream> stream);
   void recover(const std::vector<int>& active_ranks, std::shared_ptr<CommBackend> comm);
   void checkpoint_prepare();
   void checkpoint_restore(std::shared_ptr<CommBackend> comm);
@@ -55,6 +57,7 @@ class CommunicationState {
   const BootstrapConfig& bootstrap() const { return bootstrap_; }
   const MoEEpCommParams& params() const { return params_; }
   const Options& options() const { return options_; }
+  Device device() const { return device_; }
   std::optional<Transport> last_transport() const { return last_transport_; }
   std::int64_t slice_bytes() const { return slice_bytes_; }
   // Largest T of a Lamport step; 0: no step takes Lamport.
@@ -72,13 +75,17 @@ class CommunicationState {
   // Collective over `members`: a workspace of this instance's own.
   void make_workspace(CommBackend& comm, const std::vector<int>& members);
   void make_backend();
+  std::optional<OwnFailure> choose_device();
+  PlatformOptions platform_options() const;
   void note_layout();
   void join_workspace(std::shared_ptr<CommBackend> comm, const std::vector<Announcement>& all);
   // What recover() and rejoin() have in common: maps the active ranks' memory and starts over.
   void regroup(Announcement own, const std::vector<int>& active_ranks,
                std::shared_ptr<CommBackend> comm);
   // Throws unless a step may begin or go on.
-  SharedWorkspace& usable(const char* operation) const;
+  SharedWorkspace& usable(const char* operation);
+  // Makes the failure that a device has reported since the last look the workspace's. Throws it.
+  void raise_pending_failure();
   void require_open_round(const char* operation) const;
 
   // Holds the instance for one call. A second caller is refused; a destroy() that comes meanwhile
@@ -94,23 +101,27 @@ class CommunicationState {
     CommunicationState& state_;
   };
   void release() noexcept;
+  void end_steps(bool abandon) noexcept;
   // Before a step of `active`: waits until none of them is still in a round that destroy() cut
   // short.
-  void finish_abandoned_round(SharedWorkspace& workspace, const RankMask& active);
+  void finish_abandoned_round(SharedWorkspace& workspace, const RankMask& active, Stream stream);
   RankMask mask_for(const char* operation, const std::optional<RankMask>& mask) const;
+  Stream stream_for(std::optional<Stream> stream) const;
+  std::uint64_t timeout_ns() const;
   // Closes the round, keeps the failure for later calls and throws it.
-  [[noreturn]] void fail(const std::string& operation, const protocol::StepStatus& status,
-                         std::vector<std::string> payload_names);
+  [[noreturn]] void fail(const protocol::StepStatus& status);
 
   const BootstrapConfig bootstrap_;
   const MoEEpCommParams params_;
   Options options_;
+  Device device_;
   std::int64_t slice_bytes_ = 0;
   std::int64_t lamport_max_tokens_ = 0;
   std::shared_ptr<SharedWorkspace> workspace_;  // null once destroyed
   std::unique_ptr<Backend> backend_;
   RankMask default_mask_;
   Round round_;
+  PayloadNames payload_names_;  // of the last dispatch
 
   std::mutex call_mutex_;
   bool in_call_ = false;         // guarded by call_mutex_

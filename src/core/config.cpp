@@ -145,10 +145,15 @@ void NVLinkTwoSidedConfig::validate(const BootstrapConfig& bootstrap,
 
 namespace detail {
 
-Options make_options(const HostAlltoAllConfig& config) {
+namespace {
+
+// What the two configs have in common.
+template <class Config>
+Options common_options(const char* class_name, const Platform& platform, const Config& config) {
   Options options;
-  options.class_name = "HostAlltoAll";
-  options.backend_name = HostAlltoAllConfig::kBackendName;
+  options.class_name = class_name;
+  options.backend_name = Config::kBackendName;
+  options.platform = &platform;
   options.extra_payload_bytes_per_token = config.extra_payload_bytes_per_token;
   options.eplb_stats_num_experts = config.eplb_stats_num_experts;
   options.enable_rank_mask = config.enable_rank_mask;
@@ -160,8 +165,23 @@ Options make_options(const HostAlltoAllConfig& config) {
   options.lamport = config.lamport;
   options.lamport_max_tokens = config.lamport_max_tokens;
   options.timeout_sec = config.timeout_sec;
-  options.num_threads = config.num_threads;
   options.share_workspace = config.share_workspace;
+  return options;
+}
+
+}  // namespace
+
+Options make_options(const HostAlltoAllConfig& config) {
+  Options options = common_options("HostAlltoAll", host_platform(), config);
+  options.num_threads = config.num_threads;
+  return options;
+}
+
+Options make_options(const NVLinkOneSidedConfig& config) {
+  Options options = common_options("NVLinkOneSidedAlltoAll", cuda_platform(), config);
+  options.enable_pdl = config.enable_pdl;
+  options.max_sms = config.max_sms;
+  options.require_nvlink = config.require_nvlink;
   return options;
 }
 

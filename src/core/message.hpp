@@ -6,7 +6,20 @@
 #include <string>
 #include <vector>
 
-namespace moe_ep::detail {
+#include <moe_ep/tensor.hpp>
+
+namespace moe_ep {
+
+// Tensors are described only if the message is needed.
+inline std::ostream& operator<<(std::ostream& out, const TensorView& tensor) {
+  return out << describe(tensor);
+}
+inline std::ostream& operator<<(std::ostream& out, Device device) {
+  if (device.type == Device::kCpu) return out << "CPU";
+  return out << "cuda:" << device.index;
+}
+
+namespace detail {
 
 template <class... Parts>
 std::string concat(const Parts&... parts) {
@@ -31,4 +44,5 @@ inline std::string list_ranks(const std::vector<int>& ranks) {
   return text;
 }
 
-}  // namespace moe_ep::detail
+}  // namespace detail
+}  // namespace moe_ep

@@ -1,78 +1,53 @@
-// The NVLink backends of a build without CUDA kernels: they say why they cannot run, alike on every
-// rank, and callers need no #ifdef.
+// The CUDA platform of a build without kernels: it says why it cannot be used, and callers need no
+// #ifdef.
 
 #include <filesystem>
 
-#include <moe_ep/nvlink.hpp>
+#include <moe_ep/error.hpp>
 
-#include "core/agreement.hpp"
-#include "core/communication_state.hpp"
-#include "core/message.hpp"
+#include "backend/platform.hpp"
 
 namespace moe_ep {
 namespace {
 
-std::string explain() {
-  const bool gpu = std::filesystem::exists("/dev/nvidiactl");
-  return gpu ? "this build of moe_ep has no CUDA kernels, though an NVIDIA driver is loaded"
-             : "no NVIDIA driver is loaded (there is no /dev/nvidiactl), and this build of moe_ep "
-               "has no CUDA kernels";
-}
-
-// Throws on every rank, after the others had their chance to say what is wrong with theirs.
-template <class Config>
-std::unique_ptr<detail::CommunicationState> refuse(const std::string& class_name,
-                                                   const BootstrapConfig& bootstrap,
-                                                   const MoEEpCommParams& params,
-                                                   const Config& config) {
-  bootstrap.validate();
-  detail::Announcement own;
-  own.failure = detail::OwnFailure{false, explain()};
-  try {
-    params.validate();
-    config.validate(bootstrap, params);
-  } catch (const std::invalid_argument& error) {
-    own.failure = detail::OwnFailure{true, error.what()};
+class NoCudaPlatform final : public Platform {
+ public:
+  std::string explain() const override {
+    const bool gpu = std::filesystem::exists("/dev/nvidiactl");
+    return gpu ? "this build of moe_ep has no CUDA kernels, though an NVIDIA driver is loaded"
+               : "no NVIDIA driver is loaded (there is no /dev/nvidiactl), and this build of "
+                 "moe_ep "
+                 "has no CUDA kernels";
   }
-  const auto comm = config.comm_backend != nullptr ? config.comm_backend : detail::self_comm();
-  detail::require(comm->get_size() == bootstrap.world_size || config.comm_backend != nullptr,
-                  class_name, ": comm_backend is required when world_size > 1, got none");
-  detail::agree(*comm, class_name, detail::all_ranks(bootstrap.world_size), bootstrap.rank, own);
-  throw MoEEpError(class_name + ": " + explain());
-}
+  bool has(Transport) const override { return false; }
+  std::int64_t default_lamport_tokens() const override { return 0; }
+  Device choose_device(std::optional<int>, int) const override { refuse(); }
+  std::shared_ptr<SymmetricWorkspace> create_memory(CommBackend&, std::size_t,
+                                                    const PlatformOptions&, int,
+                                                    const std::vector<int>&) const override {
+    refuse();
+  }
+  std::shared_ptr<protocol::FailureRecord> create_record(Device) const override { refuse(); }
+  std::unique_ptr<Backend> create_backend(const PlatformOptions&,
+                                          std::shared_ptr<protocol::FailureRecord>) const override {
+    refuse();
+  }
+
+ private:
+  [[noreturn]] void refuse() const { throw MoEEpError("CUDA: " + explain()); }
+};
 
 }  // namespace
 
-NVLinkOneSidedAlltoAll::NVLinkOneSidedAlltoAll(const BootstrapConfig& bootstrap,
-                                               const MoEEpCommParams& params,
-                                               const NVLinkOneSidedConfig& config)
-    : MoEEpCommunication(refuse("NVLinkOneSidedAlltoAll", bootstrap, params, config)) {}
-bool NVLinkOneSidedAlltoAll::is_platform_supported() {
-  return false;
-}
-std::string NVLinkOneSidedAlltoAll::explain_platform() {
-  return explain();
+const Platform& cuda_platform() {
+  static const NoCudaPlatform platform;
+  return platform;
 }
 
-CakeAlltoAll::CakeAlltoAll(const BootstrapConfig& bootstrap, const MoEEpCommParams& params,
-                           const CakeAlltoAllConfig& config)
-    : MoEEpCommunication(refuse("CakeAlltoAll", bootstrap, params, config)) {}
-bool CakeAlltoAll::is_platform_supported() {
-  return false;
-}
-std::string CakeAlltoAll::explain_platform() {
-  return explain();
-}
-
-NVLinkTwoSidedAlltoAll::NVLinkTwoSidedAlltoAll(const BootstrapConfig& bootstrap,
-                                               const MoEEpCommParams& params,
-                                               const NVLinkTwoSidedConfig& config)
-    : MoEEpCommunication(refuse("NVLinkTwoSidedAlltoAll", bootstrap, params, config)) {}
-bool NVLinkTwoSidedAlltoAll::is_platform_supported() {
-  return false;
-}
-std::string NVLinkTwoSidedAlltoAll::explain_platform() {
-  return explain();
+std::shared_ptr<SymmetricWorkspace> SymmetricWorkspace::create_cuda(CommBackend&, std::size_t, int,
+                                                                    int, const std::vector<int>&,
+                                                                    bool) {
+  throw MoEEpError("SymmetricWorkspace::create_cuda: " + cuda_platform().explain());
 }
 
 }  // namespace moe_ep

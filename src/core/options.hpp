@@ -5,11 +5,14 @@
 
 #include <moe_ep/config.hpp>
 
+#include "backend/platform.hpp"
+
 namespace moe_ep::detail {
 
 struct Options {
   std::string class_name;  // for messages
   std::string backend_name;
+  const Platform* platform = nullptr;
   std::int64_t extra_payload_bytes_per_token = 0;
   std::int64_t eplb_stats_num_experts = 0;
   bool enable_rank_mask = false;
@@ -21,11 +24,15 @@ struct Options {
   std::optional<bool> lamport;
   std::optional<std::int64_t> lamport_max_tokens;
   int timeout_sec = 300;
-  std::optional<int> num_threads;
   bool share_workspace = true;
+  std::optional<int> num_threads;  // hosts
+  std::optional<bool> enable_pdl;  // devices, as max_sms and require_nvlink
+  std::optional<int> max_sms;
+  bool require_nvlink = true;
 };
 
 Options make_options(const HostAlltoAllConfig& config);
+Options make_options(const NVLinkOneSidedConfig& config);
 
 // Bytes of the widest rows that steps of these params and options carry.
 struct RowSizes {

@@ -7,7 +7,6 @@
 #include "comm/agree.hpp"
 #include "core/communication_state.hpp"
 #include "core/message.hpp"
-#include "protocol/one_sided.hpp"
 
 namespace moe_ep::detail {
 namespace {
@@ -25,7 +24,8 @@ RankMask checked_mask(const std::string& operation, const std::vector<int>& rank
 
 }  // namespace
 
-void CommunicationState::set_active_ranks(const std::vector<int>& ranks) {
+void CommunicationState::set_active_ranks(const std::vector<int>& ranks,
+                                          std::optional<Stream> stream) {
   const char* op = "set_active_ranks";
   usable(op);
   if (round_.open) throw std::logic_error("set_active_ranks: no round may be open, got one");
@@ -37,6 +37,7 @@ void CommunicationState::set_active_ranks(const std::vector<int>& ranks) {
           ": leaving ranks out needs enable_rank_mask=True at construction, got ",
           list_ranks(sorted));
   default_mask_ = mask;
+  backend_->set_default_mask(mask, stream_for(stream));
 }
 
 void CommunicationState::recover(const std::vector<int>& active_ranks,
@@ -49,8 +50,14 @@ void CommunicationState::recover(const std::vector<int>& active_ranks,
   }
   require(comm != nullptr, op, ": comm_backend must be given, got none");
   Announcement own = announcement();
+  // All are quiet once all have announced themselves.
+  const auto failure = failure_of([&] {
+    if (workspace_->failure || backend_->pending_failure()) backend_->abandon(workspace_->view());
+    backend_->synchronize();
+    own.epoch = backend_->last_epoch(workspace_->view());
+  });
+  if (failure) own.failure = OwnFailure{false, *failure};
   own.workspace_id = workspace_->memory->id();
-  own.epoch = workspace_->view().header()->epoch;
   regroup(std::move(own), active_ranks, std::move(comm));
 }
 
@@ -62,6 +69,7 @@ std::unique_ptr<CommunicationState> CommunicationState::rejoin(
   std::unique_ptr<CommunicationState> state(new CommunicationState(bootstrap, params, options));
   Announcement own = state->announcement();
   own.failure = std::move(own_failure);
+  if (!own.failure) own.failure = state->choose_device();
   if (!own.failure) {
     // A workspace of its own so far; the others' slices come with regroup().
     const auto failure = failure_of([&] {
@@ -89,8 +97,12 @@ void CommunicationState::regroup(Announcement own, const std::vector<int>& activ
   }
   const auto all = agree(*comm, op, active_ranks, bootstrap_.rank, own);
   workspace_->memory->remap(*comm, active_ranks);
-  protocol::reset_slice(workspace_->view(), last_epoch(all));
-  gather_outcomes(*comm, op, std::nullopt);  // everybody is armed
+  const auto failure = failure_of([&] {
+    backend_->share_device(workspace_->memory->ranks_on_device());
+    backend_->set_default_mask(mask, std::nullopt);
+    backend_->reset(workspace_->view(), last_epoch(all));
+  });
+  gather_outcomes(*comm, op, failure);  // everybody is armed
   workspace_->start_over();
   workspace_->comm = std::move(comm);
   round_ = {};

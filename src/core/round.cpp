@@ -10,7 +10,7 @@
 
 namespace moe_ep::detail {
 
-SharedWorkspace& CommunicationState::usable(const char* operation) const {
+SharedWorkspace& CommunicationState::usable(const char* operation) {
   if (workspace_ == nullptr) {
     throw std::logic_error(concat(operation,
                                   ": the instance must not be destroyed, got a call "
@@ -21,6 +21,7 @@ SharedWorkspace& CommunicationState::usable(const char* operation) const {
                                   ": the workspace must be mapped, got a call between "
                                   "checkpoint_prepare() and checkpoint_restore()"));
   }
+  if (!workspace_->failure) raise_pending_failure();
   if (workspace_->failure) {
     try {
       workspace_->failure->raise();
@@ -34,6 +35,19 @@ SharedWorkspace& CommunicationState::usable(const char* operation) const {
   return *workspace_;
 }
 
+void CommunicationState::raise_pending_failure() {
+  const auto status = backend_->pending_failure();
+  if (status) fail(*status);
+}
+
+Stream CommunicationState::stream_for(std::optional<Stream> stream) const {
+  return stream.value_or(bootstrap_.stream);
+}
+
+std::uint64_t CommunicationState::timeout_ns() const {
+  return static_cast<std::uint64_t>(options_.timeout_sec) * 1'000'000'000ull;
+}
+
 void CommunicationState::require_open_round(const char* operation) const {
   // recover() of another instance on this workspace has ended the round.
   if (!round_.open || workspace_->open_round != this) {
@@ -41,18 +55,19 @@ void CommunicationState::require_open_round(const char* operation) const {
   }
 }
 
-void CommunicationState::finish_abandoned_round(SharedWorkspace& workspace,
-                                                const RankMask& active) {
+void CommunicationState::finish_abandoned_round(SharedWorkspace& workspace, const RankMask& active,
+                                                Stream stream) {
   if (!workspace.abandoned) return;
   // A combine of nothing, whose rows of 0 bytes tell peers that did not abandon the round that
   // there is nothing to get here.
   protocol::CombineParams step;
   step.workspace = workspace.view();
   step.active = workspace.abandoned->active & active;  // nobody will touch the others' rows
-  step.timeout_ns = static_cast<std::uint64_t>(options_.timeout_sec) * 1'000'000'000ull;
+  step.elements = 1;
   step.transport = workspace.abandoned->transport;
-  const protocol::StepStatus status = backend_->combine(step, {});
-  if (!status.ok()) fail("dispatch", status, {});
+  step.timeout_ns = timeout_ns();
+  const protocol::StepStatus status = backend_->combine(step, {}, stream);
+  if (!status.ok()) fail(status);
   workspace.abandoned.reset();
 }
 
@@ -65,13 +80,13 @@ RankMask CommunicationState::mask_for(const char* operation,
   return *mask;
 }
 
-void CommunicationState::fail(const std::string& operation, const protocol::StepStatus& status,
-                              std::vector<std::string> names) {
+void CommunicationState::fail(const protocol::StepStatus& status) {
   round_ = {};
   workspace_->open_round = nullptr;
-  workspace_->failure = StepFailure{
-      operation, bootstrap_.rank, status,
-      static_cast<std::uint64_t>(options_.timeout_sec) * 1'000'000'000ull, std::move(names)};
+  const bool in_dispatch = status.phase == Phase::kDispatch;
+  workspace_->failure =
+      StepFailure{phase_name(status.phase), bootstrap_.rank, status, timeout_ns(),
+                  in_dispatch ? payload_names_.list() : std::vector<std::string>{}};
   workspace_->failure->raise();
 }
 
@@ -92,12 +107,15 @@ MoEEpDispatchResult CommunicationState::dispatch(const DispatchInputs& given) {
   }
   const RankMask active = mask_for("dispatch", inputs.active_rank_mask);
   protocol::DispatchParams step =
-      make_dispatch(workspace.view(), params_, options_, active, inputs);
+      make_dispatch(workspace.view(), params_, options_, device_, active, inputs);
   const Transport transport = choose_transport(params_, step, inputs);
   step.signature.fields[protocol::kTransport] = static_cast<std::int32_t>(transport);
-  finish_abandoned_round(workspace, active);
-  const protocol::StepStatus status = backend_->dispatch(step);
-  if (!status.ok()) fail("dispatch", status, payload_names(inputs));
+  step.follows_default_mask = options_.enable_rank_mask && !inputs.active_rank_mask;
+  const Stream stream = stream_for(inputs.stream);
+  finish_abandoned_round(workspace, active, stream);
+  payload_names_.remember(inputs);
+  const protocol::StepStatus status = backend_->dispatch(step, stream);
+  if (!status.ok()) fail(status);
   workspace.open_round = this;
   round_ = {true, step.num_tokens, step.tokens_per_rank, active, transport};
   last_transport_ = transport;
@@ -105,7 +123,8 @@ MoEEpDispatchResult CommunicationState::dispatch(const DispatchInputs& given) {
 }
 
 void CommunicationState::combine(const TensorView& expert_output, const TensorView& output,
-                                 const std::optional<RankMask>& mask) {
+                                 const std::optional<RankMask>& mask,
+                                 std::optional<Stream> stream) {
   const Call call(*this, "combine");
   const std::string op = "combine";
   SharedWorkspace& workspace = usable("combine");
@@ -113,17 +132,16 @@ void CommunicationState::combine(const TensorView& expert_output, const TensorVi
   if (mask && mask_for("combine", mask) != round_.active) {
     throw std::logic_error("combine: active_rank_mask must equal the dispatch's, got another one");
   }
-  const Device device{};
   const DType dtype = params_.token_dtype();
   const std::int64_t hidden = params_.hidden_size;
   require(expert_output.dtype == dtype, op, ": expert_output must be ", dtype_name(dtype),
-          " (params.dtype), got ", describe(expert_output));
+          " (params.dtype), got ", expert_output);
   const std::int64_t stride = check_expert_output(op, expert_output, bootstrap_.world_size,
-                                                  round_.tokens_per_rank, hidden, device);
+                                                  round_.tokens_per_rank, hidden, device_);
   require(output.dtype == dtype && output.ndim == 2 && output.size(0) == round_.num_tokens &&
-              output.size(1) == hidden && output.is_contiguous() && output.device == device,
-          op, ": output must be a contiguous CPU ", dtype_name(dtype), " [", round_.num_tokens,
-          ", ", hidden, "], got ", describe(output));
+              output.size(1) == hidden && output.is_contiguous() && output.device == device_,
+          op, ": output must be a contiguous ", device_, ' ', dtype_name(dtype), " [",
+          round_.num_tokens, ", ", hidden, "], got ", output);
 
   protocol::CombineParams step;
   step.workspace = workspace.view();
@@ -135,15 +153,15 @@ void CommunicationState::combine(const TensorView& expert_output, const TensorVi
   step.row_bytes = hidden * itemsize(dtype);
   step.format =
       combine_format(dtype) | (options_.use_low_precision_combine ? protocol::kCombineFp8Wire : 0);
-  step.timeout_ns = static_cast<std::uint64_t>(options_.timeout_sec) * 1'000'000'000ull;
+  step.timeout_ns = timeout_ns();
   set_expert_output(op, step, expert_output, stride);
   check_output_apart(op, step, output);
   CombineOutput to;
   to.rows = static_cast<std::byte*>(output.data);
   to.stride = step.row_bytes;
   to.dtype = dtype;
-  const protocol::StepStatus status = backend_->combine(step, to);
-  if (!status.ok()) fail(op, status, {});
+  const protocol::StepStatus status = backend_->combine(step, to, stream_for(stream));
+  if (!status.ok()) fail(status);
   workspace.open_round = nullptr;
   round_ = {};
 }
@@ -156,20 +174,27 @@ TensorView CommunicationState::combine_input_buffer(DType dtype) {
   const protocol::Workspace view = workspace.view();
   return TensorView(view.own() + view.layout.combine, dtype,
                     {static_cast<std::int64_t>(bootstrap_.world_size) * round_.tokens_per_rank,
-                     params_.hidden_size});
+                     params_.hidden_size},
+                    device_);
 }
 
-std::int64_t CommunicationState::num_local_tokens() const {
+std::int64_t CommunicationState::num_local_tokens() {
   usable("combine");  // which this is part of
   require_open_round("combine");
   return round_.num_tokens;
 }
 
-void CommunicationState::check() const {
+void CommunicationState::check() {
   if (workspace_ == nullptr) {
     throw std::logic_error("check: the instance must not be destroyed, got a call after destroy()");
   }
   if (workspace_->failure) workspace_->failure->raise();
+  raise_pending_failure();
+}
+
+void CommunicationState::synchronize() {
+  if (workspace_ != nullptr) backend_->synchronize();
+  check();
 }
 
 }  // namespace moe_ep::detail

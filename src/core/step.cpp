@@ -32,10 +32,6 @@ namespace {
 
 using protocol::kFirstRowBytes;
 
-const char* device_text(Device device) {
-  return device.type == Device::kCpu ? "CPU" : "CUDA";
-}
-
 // FNV-1a over the names, each with its end: http://www.isthe.com/chongo/tech/comp/fnv/
 std::uint32_t name_hash(const std::vector<NamedPayload>& payloads) {
   std::uint32_t hash = 2166136261u;
@@ -68,9 +64,9 @@ std::int64_t check_payload(const std::string& operation, const std::string& name
                            const TensorView& tensor, std::int64_t num_tokens, Device device) {
   require(tensor.ndim >= 1 && (num_tokens < 0 || tensor.size(0) == num_tokens), operation, ": ",
           name, " must be [", num_tokens < 0 ? std::string("n") : std::to_string(num_tokens),
-          ", *] as topk_ids is, got ", describe(tensor));
-  require(tensor.device == device, operation, ": ", name, " must be a ", device_text(device),
-          " tensor, got ", describe(tensor));
+          ", *] as topk_ids is, got ", tensor);
+  require(tensor.device == device, operation, ": ", name, " must be a ", device, " tensor, got ",
+          tensor);
   constexpr std::int64_t kMaxRow = std::numeric_limits<std::int32_t>::max();
   require(is_known(tensor.dtype), operation, ": ", name,
           " must have a dtype that the library knows, got DLPack code ", int{tensor.dtype.code},
@@ -81,16 +77,16 @@ std::int64_t check_payload(const std::string& operation, const std::string& name
     row_bytes = tensor.size(dim) <= kMaxRow ? row_bytes * tensor.size(dim) : kMaxRow + 1;
   }
   require(row_bytes >= 1 && row_bytes <= kMaxRow, operation, ": ", name,
-          " must have rows of 1 to 2^31 - 1 bytes, got ", describe(tensor));
+          " must have rows of 1 to 2^31 - 1 bytes, got ", tensor);
   require(tensor.size(0) == 0 || rows_contiguous(tensor), operation, ": ", name,
-          " must be contiguous within a row, got ", describe(tensor));
+          " must be contiguous within a row, got ", tensor);
   return row_bytes;
 }
 
 void check_ids(const std::string& operation, const std::string& name, const TensorView& ids,
                std::int64_t top_k, Device device) {
   require((ids.dtype == kInt32 || ids.dtype == kInt64) && ids.ndim == 2 && ids.size(1) == top_k,
-          operation, ": ", name, " must be int32 or int64 [n, ", top_k, "], got ", describe(ids));
+          operation, ": ", name, " must be int32 or int64 [n, ", top_k, "], got ", ids);
   check_payload(operation, name, ids, -1, device);
 }
 
@@ -100,8 +96,8 @@ void check_eplb_stats(const std::string& operation, const TensorView& stats,
           ": eplb_local_stats need eplb_stats_num_experts > 0 at construction, got 0");
   require(stats.dtype == kInt32 && stats.ndim == 1 && stats.size(0) == num_experts &&
               stats.is_contiguous() && stats.device == device,
-          operation, ": eplb_local_stats must be a contiguous ", device_text(device), " int32 [",
-          num_experts, "], got ", describe(stats));
+          operation, ": eplb_local_stats must be a contiguous ", device, " int32 [", num_experts,
+          "], got ", stats);
 }
 
 void check_mask(const std::string& operation, const RankMask& mask, int rank, int num_ranks) {
@@ -144,9 +140,9 @@ void add_payload(protocol::DispatchParams& params, const TensorView& tensor,
 
 protocol::DispatchParams make_dispatch(const protocol::Workspace& workspace,
                                        const MoEEpCommParams& params, const Options& options,
-                                       const RankMask& active, const DispatchInputs& inputs) {
+                                       Device device, const RankMask& active,
+                                       const DispatchInputs& inputs) {
   const std::string op = "dispatch";
-  const Device device{};
   const TensorView& ids = inputs.topk_ids;
   check_ids(op, "topk_ids", ids, params.top_k, device);
   const std::int64_t num_tokens = ids.size(0);
@@ -174,7 +170,7 @@ protocol::DispatchParams make_dispatch(const protocol::Workspace& workspace,
   step.invalid_expert_id = static_cast<std::int32_t>(params.invalid_expert_id);
 
   require(inputs.hidden_states.ndim == 2, op, ": hidden_states must be [n, w], got ",
-          describe(inputs.hidden_states));
+          inputs.hidden_states);
   std::int64_t reserved_bytes =
       check_payload(op, "hidden_states", inputs.hidden_states, num_tokens, device);
   add_payload(step, inputs.hidden_states, reserved_bytes);
@@ -189,7 +185,7 @@ protocol::DispatchParams make_dispatch(const protocol::Workspace& workspace,
     const TensorView& weights = *inputs.topk_weights;
     require(weights.ndim == 2 && weights.size(1) == params.top_k && itemsize(weights.dtype) <= 4,
             op, ": topk_weights must be [n, ", params.top_k,
-            "] of a dtype of at most 4 bytes, got ", describe(weights));
+            "] of a dtype of at most 4 bytes, got ", weights);
     add_payload(step, weights, check_payload(op, "topk_weights", weights, num_tokens, device));
     presence |= protocol::kHasWeights;
   }
@@ -260,10 +256,11 @@ MoEEpDispatchResult dispatch_result(const protocol::DispatchParams& step,
   for (const NamedPayload& extra : inputs.extra_payloads) {
     result.extra_payloads.push_back({extra.name, next_view(extra.tensor)});
   }
-  result.recv_counts = TensorView(workspace.recv_counts(), kInt32, {num_ranks});
+  const Device device = inputs.hidden_states.device;
+  result.recv_counts = TensorView(workspace.recv_counts(), kInt32, {num_ranks}, device);
   if (inputs.eplb_local_stats) {
     result.eplb_gathered_stats = TensorView(workspace.own() + workspace.layout.eplb, kInt32,
-                                            {num_ranks, workspace.layout.eplb_experts});
+                                            {num_ranks, workspace.layout.eplb_experts}, device);
   }
   return result;
 }
@@ -276,16 +273,15 @@ std::int64_t check_expert_output(const std::string& operation, const TensorView&
   const bool blocks = rows.ndim == 3 && rows.size(0) == num_ranks &&
                       rows.size(1) == tokens_per_rank && rows.size(2) == hidden;
   require(flat || blocks, operation, ": expert_output must be [", total, ", ", hidden, "] or [",
-          num_ranks, ", ", tokens_per_rank, ", ", hidden, "], got ", describe(rows));
-  require(rows.device == device, operation, ": expert_output must be a ", device_text(device),
-          " tensor, got ", describe(rows));
+          num_ranks, ", ", tokens_per_rank, ", ", hidden, "], got ", rows);
+  require(rows.device == device, operation, ": expert_output must be a ", device, " tensor, got ",
+          rows);
   const int row_dim = rows.ndim - 2;
   require((hidden == 1 || rows.stride(rows.ndim - 1) == 1) &&
               (flat || num_ranks == 1 || rows.stride(0) == tokens_per_rank * rows.stride(1) ||
                tokens_per_rank == 1),
           operation,
-          ": expert_output must be contiguous within a row, its rows evenly spaced, got ",
-          describe(rows));
+          ": expert_output must be contiguous within a row, its rows evenly spaced, got ", rows);
   // With one row a block, the blocks' distance is the rows'.
   const int stride_dim = blocks && tokens_per_rank == 1 ? 0 : row_dim;
   return rows.stride(stride_dim) * itemsize(rows.dtype);
@@ -330,13 +326,20 @@ void check_output_apart(const std::string& operation, const protocol::CombinePar
           "of it");
 }
 
-std::vector<std::string> payload_names(const DispatchInputs& inputs) {
+void PayloadNames::remember(const DispatchInputs& inputs) {
+  weights = inputs.topk_weights.has_value();
+  scale = inputs.hidden_states_scale.has_value();
+  extras.clear();
+  for (const NamedPayload& extra : inputs.extra_payloads)
+    extras.push_back(extra.name);
+}
+
+std::vector<std::string> PayloadNames::list() const {
   std::vector<std::string> names{"hidden_states", "topk_ids"};
-  if (inputs.topk_weights) names.push_back("topk_weights");
-  if (inputs.hidden_states_scale) names.push_back("hidden_states_scale");
-  for (const NamedPayload& extra : inputs.extra_payloads) {
-    names.push_back("extra_payloads['" + extra.name + "']");
-  }
+  if (weights) names.push_back("topk_weights");
+  if (scale) names.push_back("hidden_states_scale");
+  for (const std::string& extra : extras)
+    names.push_back("extra_payloads['" + extra + "']");
   return names;
 }
 

@@ -39,7 +39,8 @@ void add_payload(protocol::DispatchParams& params, const TensorView& tensor,
 // The class's dispatch: checks `inputs` and describes the step.
 protocol::DispatchParams make_dispatch(const protocol::Workspace& workspace,
                                        const MoEEpCommParams& params, const Options& options,
-                                       const RankMask& active, const DispatchInputs& inputs);
+                                       Device device, const RankMask& active,
+                                       const DispatchInputs& inputs);
 
 // What a finished step hands out.
 MoEEpDispatchResult dispatch_result(const protocol::DispatchParams& step,
@@ -62,7 +63,15 @@ void set_expert_output(const std::string& operation, protocol::CombineParams& pa
 void check_output_apart(const std::string& operation, const protocol::CombineParams& params,
                         const TensorView& output);
 
-// What messages call the payloads of a class's dispatch, in the order of make_dispatch.
-std::vector<std::string> payload_names(const DispatchInputs& inputs);
+// What of a class's dispatch messages may need later.
+struct PayloadNames {
+  bool weights = false;
+  bool scale = false;
+  std::vector<std::string> extras;
+
+  void remember(const DispatchInputs& inputs);
+  // Of all payloads, in the order of make_dispatch.
+  std::vector<std::string> list() const;
+};
 
 }  // namespace moe_ep::detail

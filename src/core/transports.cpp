@@ -59,8 +59,11 @@ LamportSpec lamport_spec(int num_ranks, const MoEEpCommParams& params, const Opt
       num_ranks *
       (protocol::kLamportBanks * (layout.tag_stride + layout.row_stride) + layout.combine_stride);
   constexpr std::int64_t kMaxBytes = std::int64_t{1} << 60;  // offsets stay within 64 bits
-  const std::int64_t least = options.lamport.value_or(false) ? 1 : 0;
-  const std::int64_t affordable = std::max(kLamportBudgetBytes / token_bytes, least);
+  // Who asks for Lamport gets one token at least; who does not, what is fast.
+  const std::int64_t affordable =
+      options.lamport.value_or(false)
+          ? std::max(kLamportBudgetBytes / token_bytes, std::int64_t{1})
+          : std::min(kLamportBudgetBytes / token_bytes, options.platform->default_lamport_tokens());
   spec.max_tokens =
       static_cast<std::int32_t>(std::min({options.lamport_max_tokens.value_or(affordable),
                                           params.max_tokens_per_rank, kMaxBytes / token_bytes}));
@@ -70,6 +73,9 @@ LamportSpec lamport_spec(int num_ranks, const MoEEpCommParams& params, const Opt
 }  // namespace
 
 std::string lamport_obstacle(const MoEEpCommParams& params, const Options& options) {
+  if (!options.platform->has(Transport::kLamport)) {
+    return concat("backend '", options.backend_name, "' has no Lamport steps in this version");
+  }
   if (params.token_dtype() != kBFloat16) {
     return concat("combine must be of BFloat16, got ", dtype_name(params.token_dtype()));
   }
@@ -96,7 +102,8 @@ protocol::WorkspaceLayout make_layout(int num_ranks, const MoEEpCommParams& para
   const auto eplb = static_cast<std::int32_t>(options.eplb_stats_num_experts);
   protocol::TransportRegions regions;
   regions.lamport = lamport_spec(num_ranks, params, options);
-  if (options.cft.value_or(false)) regions.counted_row_bytes = rows.combine;
+  const bool counted = options.cft.value_or(false) && options.platform->has(Transport::kCounted);
+  if (counted) regions.counted_row_bytes = rows.combine;
   return WorkspaceLayout::make(
       num_ranks, max_tokens, eplb,
       WorkspaceLayout::required_bytes(num_ranks, max_tokens, eplb, rows.dispatch, rows.combine,
@@ -119,6 +126,10 @@ void warn_of_obstacles(const MoEEpCommParams& params, const Options& options) {
       log_warning(options.class_name + ": lamport=True, but " + obstacle +
                   "; no step takes the Lamport transport");
     }
+  }
+  if (options.cft.value_or(false) && !options.platform->has(Transport::kCounted)) {
+    log_warning(options.class_name + ": cft=True, but backend '" + options.backend_name +
+                "' has no counted writes in this version; steps take the fence transport");
   }
 }
 

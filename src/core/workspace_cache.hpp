@@ -4,10 +4,13 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <moe_ep/workspace.hpp>
 
+#include "backend/backend.hpp"
 #include "core/step_failure.hpp"
+#include "protocol/failure_record.hpp"
 #include "protocol/step.hpp"
 
 namespace moe_ep::detail {
@@ -26,7 +29,10 @@ struct SharedWorkspace {
   std::shared_ptr<CommBackend> comm;  // of the ranks that are there: all, or whom recover() named
   const void* open_round = nullptr;   // the instance whose round is open
   std::optional<AbandonedRound> abandoned;
-  std::optional<StepFailure> failure;  // refuses steps until recover()
+  std::optional<StepFailure> failure;               // refuses steps until recover()
+  std::shared_ptr<protocol::FailureRecord> record;  // devices: where enqueued steps tell of theirs
+  // Devices: of destroyed instances. Their steps may still read what these own.
+  std::vector<std::unique_ptr<Backend>> retired;
 
   // Fresh from a reset of the slice on every rank.
   void start_over() {

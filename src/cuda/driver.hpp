@@ -15,6 +15,7 @@ namespace moe_ep::cuda {
 #define MOE_EP_FOR_EACH_DRIVER_FUNCTION(X) \
   X(cuGetErrorName, 6000)                  \
   X(cuGetErrorString, 6000)                \
+  X(cuCtxGetCurrent, 4000)                 \
   X(cuDeviceGet, 2000)                     \
   X(cuDeviceGetAttribute, 2000)            \
   X(cuMemAddressReserve, 10020)            \

@@ -33,7 +33,8 @@ class CudaWorkspace final : public SymmetricWorkspace {
  public:
   CudaWorkspace(CommBackend& comm, std::size_t bytes, int device, int num_ranks,
                 const std::vector<int>& members, bool require_nvlink)
-      : device_(device), require_nvlink_(require_nvlink) {
+      : ordinal_(device), require_nvlink_(require_nvlink) {
+    device_ = {Device::kCuda, device};
     const int position = comm.get_rank();
     if (position < 0 || static_cast<std::size_t>(position) >= members.size() ||
         static_cast<std::size_t>(comm.get_size()) != members.size()) {
@@ -46,11 +47,11 @@ class CudaWorkspace final : public SymmetricWorkspace {
     bytes_ = bytes;
     const auto group = announce(comm);
     const auto failure = failure_of([&] {
-      const DeviceGuard guard(device_);
+      const DeviceGuard guard(ordinal_);
       const std::size_t granularity = granularity_of(group);
       slice_stride_ =
           (std::max<std::size_t>(bytes_, 1) + granularity - 1) / granularity * granularity;
-      range_.emplace(num_ranks_, slice_stride_, granularity, device_);
+      range_.emplace(num_ranks_, slice_stride_, granularity, ordinal_);
       base_ = range_->base();
       take_memory(choose_kind(group));
     });
@@ -69,7 +70,7 @@ class CudaWorkspace final : public SymmetricWorkspace {
   void checkpoint_prepare(CommBackend& comm) override {
     if (!mapped_) return;
     gather_outcomes(comm, kOperation, failure_of([&] {
-                      const DeviceGuard guard(device_);
+                      const DeviceGuard guard(ordinal_);
                       MOE_EP_CUDA_CHECK(cudaDeviceSynchronize());
                     }));  // nobody's kernels use any slice now
     release();
@@ -81,7 +82,7 @@ class CudaWorkspace final : public SymmetricWorkspace {
     if (mapped_) return;
     const auto group = announce(comm);
     gather_outcomes(comm, kOperation, failure_of([&] {
-                      const DeviceGuard guard(device_);
+                      const DeviceGuard guard(ordinal_);
                       require_stride(group);
                       take_memory(choose_kind(group));
                     }));
@@ -96,7 +97,7 @@ class CudaWorkspace final : public SymmetricWorkspace {
   void remap(CommBackend& comm, const std::vector<int>& members) override {
     const auto group = announce(comm);
     gather_outcomes(comm, kOperation, failure_of([&] {
-                      const DeviceGuard guard(device_);
+                      const DeviceGuard guard(ordinal_);
                       require_stride(group);
                       MOE_EP_CUDA_CHECK(cudaDeviceSynchronize());
                       for (int rank = 0; rank < num_ranks_; ++rank) {
@@ -112,8 +113,8 @@ class CudaWorkspace final : public SymmetricWorkspace {
   std::vector<DeviceFacts> announce(CommBackend& comm) {
     DeviceFacts own;
     auto failure = failure_of([&] {
-      const DeviceGuard guard(device_);
-      own = read_device(device_, bytes_);
+      const DeviceGuard guard(ordinal_);
+      own = read_device(ordinal_, bytes_);
       if (memory_) own.fixed_kind = static_cast<std::int32_t>(kind_);
     });
     const auto texts = gather_outcomes(comm, kOperation, failure, own.encode());
@@ -131,6 +132,10 @@ class CudaWorkspace final : public SymmetricWorkspace {
         if (!reason.empty()) throw MoEEpError(reason);
       }
       choose_kind(group);
+      ranks_on_device_ =
+          static_cast<int>(std::count_if(group.begin(), group.end(), [&](const DeviceFacts& peer) {
+            return peer.host == own.host && peer.uuid == own.uuid;
+          }));
     });
     gather_outcomes(comm, kOperation, failure);
     return group;
@@ -152,7 +157,7 @@ class CudaWorkspace final : public SymmetricWorkspace {
   // Own slice, mapped and zeroed. Nothing of it is left if it throws.
   void take_memory(HandleKind kind) {
     kind_ = kind;
-    memory_ = VmmHandle::create(device_, slice_stride_, kind);
+    memory_ = VmmHandle::create(ordinal_, slice_stride_, kind);
     const auto failure = failure_of([&] {
       range_->map(rank_, memory_);
       MOE_EP_CUDA_CHECK(cudaMemset(slice(rank_), 0, slice_stride_));
@@ -189,7 +194,7 @@ class CudaWorkspace final : public SymmetricWorkspace {
     }
     if (!failure) {
       failure = failure_of([&] {
-        const DeviceGuard guard(device_);
+        const DeviceGuard guard(ordinal_);
         for (std::size_t i = 0; i < members.size(); ++i) {
           if (members[i] != rank_) range_->map(members[i], handles[i]);
         }
@@ -205,7 +210,7 @@ class CudaWorkspace final : public SymmetricWorkspace {
     mapped_ = false;
   }
 
-  const int device_;
+  const int ordinal_;
   const bool require_nvlink_;
   HandleKind kind_ = HandleKind::kFd;
   std::optional<VmmRange> range_;

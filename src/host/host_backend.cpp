@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "backend/backend.hpp"
+#include "backend/platform.hpp"
 #include "host/float_environment.hpp"
 #include "host/host_memory.hpp"
 #include "host/rows.hpp"
@@ -42,7 +42,7 @@ class HostBackend final : public Backend {
  public:
   explicit HostBackend(int num_threads) : team_(num_threads) {}
 
-  StepStatus dispatch(const DispatchParams& params) override {
+  StepStatus dispatch(const DispatchParams& params, Stream) override {
     std::int64_t row_bytes = 0;
     for (int payload = 0; payload < params.num_payloads; ++payload) {
       row_bytes += params.row_bytes(payload);
@@ -63,7 +63,7 @@ class HostBackend final : public Backend {
     });
   }
 
-  StepStatus combine(const CombineParams& params, const CombineOutput& output) override {
+  StepStatus combine(const CombineParams& params, const CombineOutput& output, Stream) override {
     clear_scale_padding(params, output);
     return run(params.row_bytes * params.num_tokens, [&](auto& coop, StepStatus& shared) {
       HostMemory memory{kernels().copy};
@@ -78,6 +78,28 @@ class HostBackend final : public Backend {
       }
     });
   }
+
+  void sanitize(const protocol::Workspace& workspace, std::int32_t* ids,
+                std::int32_t tokens_per_rank, std::int32_t top_k, std::int32_t invalid,
+                Stream) override {
+    protocol::mark_empty_rows(ids, workspace.recv_counts(), workspace.layout.num_ranks,
+                              tokens_per_rank, top_k, invalid, 0, 1);
+  }
+
+  void reset(const protocol::Workspace& workspace, protocol::Epoch epoch,
+             std::optional<Stream>) override {
+    protocol::reset_slice(workspace, epoch);
+  }
+  protocol::Epoch last_epoch(const protocol::Workspace& workspace) override {
+    return workspace.header()->epoch;
+  }
+
+  void share_device(int) override {}
+  // Steps have ended when they return, and every one of them is told who takes part.
+  void set_default_mask(const RankMask&, std::optional<Stream>) override {}
+  std::optional<StepStatus> pending_failure() const override { return std::nullopt; }
+  void synchronize() override {}
+  void abandon(const protocol::Workspace&) override {}
 
  private:
   // Runs `phase(coop, shared)` on as many threads as `bytes` are worth.
@@ -103,11 +125,31 @@ class HostBackend final : public Backend {
   Team team_;
 };
 
+class HostPlatform final : public Platform {
+ public:
+  std::string explain() const override { return {}; }
+  bool has(Transport) const override { return true; }
+  // Between cores flags cost next to nothing, and copies out of landing rows do not.
+  std::int64_t default_lamport_tokens() const override { return 1; }
+  Device choose_device(std::optional<int>, int) const override { return Device{}; }
+  std::shared_ptr<SymmetricWorkspace> create_memory(
+      CommBackend& comm, std::size_t bytes, const PlatformOptions&, int num_ranks,
+      const std::vector<int>& members) const override {
+    return SymmetricWorkspace::create_host(comm, bytes, num_ranks, members);
+  }
+  std::shared_ptr<protocol::FailureRecord> create_record(Device) const override { return nullptr; }
+  std::unique_ptr<Backend> create_backend(const PlatformOptions& options,
+                                          std::shared_ptr<protocol::FailureRecord>) const override {
+    return std::make_unique<HostBackend>(options.num_threads);
+  }
+};
+
 }  // namespace
 }  // namespace host
 
-std::unique_ptr<Backend> make_host_backend(int num_threads) {
-  return std::make_unique<host::HostBackend>(num_threads);
+const Platform& host_platform() {
+  static const host::HostPlatform platform;
+  return platform;
 }
 
 }  // namespace moe_ep

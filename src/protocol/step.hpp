@@ -47,6 +47,8 @@ struct Payload {
 struct DispatchParams {
   Workspace workspace;
   RankMask active;
+  bool follows_default_mask =
+      false;                         // devices: take part as the default mask says, not as `active`
   std::int32_t num_tokens = 0;       // n, of this rank
   std::int32_t tokens_per_rank = 0;  // T
   Ownership ownership;

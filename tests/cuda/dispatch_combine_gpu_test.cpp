@@ -211,7 +211,7 @@ TEST_P(DispatchCombineGpuTest, EpochsMayWrap) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Places, DispatchCombineGpuTest, ::testing::ValuesIn(places()),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& param) { return param.param.name; });
 
 }  // namespace
 }  // namespace moe_ep::testing

@@ -18,7 +18,13 @@ def ranks():
         yield pool
 
 
-@pytest.fixture(params=[chosen.id for chosen in BACKENDS.values() if chosen.fits_machine()])
+@pytest.fixture(
+    params=[
+        pytest.param(chosen.id, marks=[] if chosen.device == "cpu" else pytest.mark.gpu)
+        for chosen in BACKENDS.values()
+        if chosen.fits_machine()
+    ]
+)
 def backend(request, ranks):
     """Each backend of the behaviour suite in turn; see `support.backends`."""
     chosen = BACKENDS[request.param]

@@ -129,7 +129,7 @@ COMM_CLASSES = {
     "MoeAlltoAll": (
         "mapping, max_num_tokens, top_k, num_experts, workspace_size_per_rank=None, "
         "hidden_size=None, mnnvl_config=None, eplb_stats_num_experts=0, enable_rank_mask=False, "
-        "*, backend='trtllm'"
+        "*, backend='trtllm', device=None"
     ),
     "TorchDistBackend": "group=None",
     "TCPStoreBackend": "store, rank, world_size, *, timeout_sec=300",

@@ -23,6 +23,7 @@ from ..config import (
 from ..errors import TypeMismatchError
 from ..registry import register_communication
 from ..workspace_communication import WorkspaceCommunication
+from . import _operators
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,6 +82,7 @@ class _NativeCommunication(WorkspaceCommunication):
     """A backend of the C++ library, which does all the work."""
 
     _core_name: ClassVar[str]
+    _needs_cuda: ClassVar[bool] = True
     _config_class: ClassVar[type[Any]]
 
     def __init__(self, bootstrap: BootstrapConfig, params: MoEEpCommParams, config: Any) -> None:
@@ -89,8 +91,15 @@ class _NativeCommunication(WorkspaceCommunication):
         self._finish()
 
     def _finish(self) -> None:
+        kind, index = self._impl.device
+        self._device = torch.device("cpu") if kind == 1 else torch.device("cuda", index)
         self._bytes: torch.Tensor | None = over_memory(self._impl.memory())
         self._combine_inputs: dict[View, torch.Tensor] = {}
+        self._number = _operators.number_of(self)
+        with torch.inference_mode(False):
+            self._token = torch.zeros(1, dtype=torch.uint8, device=self._device)
+        # n and T of the last dispatch that was traced for a compiled graph.
+        self._traced = (0, 0)
 
     @classmethod
     def _construct(
@@ -121,7 +130,10 @@ class _NativeCommunication(WorkspaceCommunication):
 
     @classmethod
     def explain_platform(cls) -> str:
-        return cast("str", getattr(_core, f"explain_{cls._core_name}")())
+        reason: str = getattr(_core, f"explain_{cls._core_name}")()
+        if not reason and cls._needs_cuda and not cast("Any", torch.backends.cuda).is_built():
+            return "this build of torch has no CUDA"
+        return reason
 
     def dispatch(
         self,
@@ -144,6 +156,17 @@ class _NativeCommunication(WorkspaceCommunication):
             for these ranks. Needs enable_rank_mask. None is the default mask (all ranks, or what
             `set_active_ranks` or `recover` said).
         """
+        if torch.compiler.is_compiling():
+            return self._trace_dispatch(
+                hidden_states,
+                topk_ids,
+                topk_weights,
+                hidden_states_scale,
+                runtime_max_tokens_per_rank,
+                eplb_local_stats,
+                active_rank_mask,
+                extra_payloads or {},
+            )
         return cast(
             "MoEEpDispatchResult",
             self._impl.dispatch(
@@ -158,6 +181,45 @@ class _NativeCommunication(WorkspaceCommunication):
                 self._make_result,
             ),
         )
+
+    def _trace_dispatch(
+        self,
+        hidden_states: torch.Tensor,
+        topk_ids: torch.Tensor,
+        topk_weights: torch.Tensor | None,
+        scale: torch.Tensor | None,
+        tokens_per_rank: int | None,
+        stats: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        extras: dict[str, torch.Tensor],
+    ) -> MoEEpDispatchResult:
+        if tokens_per_rank is None:
+            tokens_per_rank = self.params.max_tokens_per_rank
+        names = sorted(extras)
+        self._traced = (topk_ids.shape[0], tokens_per_rank)
+        tensors = torch.ops.moe_ep.dispatch(
+            self._token,
+            self._number,
+            hidden_states,
+            topk_ids,
+            topk_weights,
+            scale,
+            tokens_per_rank,
+            stats,
+            mask,
+            "".join(names),
+            [len(name) for name in names],
+            [extras[name] for name in names],
+        )
+        fields = _operators.unpack(
+            tensors,
+            has_weights=topk_weights is not None,
+            has_scale=scale is not None,
+            has_stats=stats is not None,
+            extra_names=names,
+            tokens_per_rank=tokens_per_rank,
+        )
+        return MoEEpDispatchResult(**cast("Any", fields))
 
     def _make_result(self, views: tuple[Any, ...]) -> MoEEpDispatchResult:
         assert self._bytes is not None
@@ -188,10 +250,28 @@ class _NativeCommunication(WorkspaceCommunication):
         active_rank_mask
             None, or the mask that the dispatch had; another one is a RuntimeError.
         """
+        if torch.compiler.is_compiling():
+            if output is None:
+                return cast(
+                    "torch.Tensor",
+                    torch.ops.moe_ep.combine(
+                        self._token,
+                        self._number,
+                        expert_output,
+                        self._traced[0],
+                        active_rank_mask,
+                    ),
+                )
+            torch.ops.moe_ep.combine_into(
+                self._token, self._number, expert_output, output, active_rank_mask
+            )
+            return output
         if output is None:
             num_tokens = self._impl.num_local_tokens()
             output = torch.empty(
-                (num_tokens, self.params.hidden_size), dtype=self.params.token_dtype
+                (num_tokens, self.params.hidden_size),
+                dtype=self.params.token_dtype,
+                device=self._device,
             )
         self._impl.combine(expert_output, output, active_rank_mask)
         return output
@@ -201,11 +281,22 @@ class _NativeCommunication(WorkspaceCommunication):
             raise TypeMismatchError(
                 f"get_combine_input_buffer: dtype must be a torch.dtype, got {dtype!r}"
             )
+        if torch.compiler.is_compiling():
+            num_rows = self.bootstrap.world_size * self._traced[1]
+            return cast(
+                "torch.Tensor",
+                torch.ops.moe_ep.combine_input(self._token, self._number, num_rows, dtype),
+            )
         view = self._impl.combine_input_buffer(*dtype_triple(dtype))
         if view not in self._combine_inputs:
             assert self._bytes is not None
             self._combine_inputs[view] = cut(self._bytes, view)
         return self._combine_inputs[view]
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors lie."""
+        return self._device
 
     @property
     def last_transport(self) -> TransportName | None:
@@ -228,7 +319,10 @@ class _NativeCommunication(WorkspaceCommunication):
         return moe_a2a_active_rank_mask(active_ranks, self.bootstrap.world_size)
 
     def set_active_ranks(self, ranks: Sequence[int]) -> None:
-        self._impl.set_active_ranks(list(ranks))
+        stream = self.bootstrap.stream
+        if self._device.type == "cuda" and stream == 0:
+            stream = torch.cuda.current_stream(self._device).cuda_stream
+        self._impl.set_active_ranks(list(ranks), stream)
 
     def recover(self, active_ranks: Sequence[int], comm_backend: CommBackend) -> None:
         check_comm_backend(f"{type(self).__name__}.recover", comm_backend)
@@ -315,6 +409,7 @@ class HostAlltoAll(_NativeCommunication):
     """
 
     _core_name = "host"
+    _needs_cuda = False
     _config_class = HostAlltoAllConfig
 
     def __init__(

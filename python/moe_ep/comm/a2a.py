@@ -10,8 +10,11 @@ one tensor for ranks that are threads, a tensor in shared memory for processes. 
     out = moe_a2a_combine(rows, n, workspace, metainfo, T, rank, R, K, offset)
 
 The caller keeps the calls paired; no order is checked. On the CPU calls run to completion and
-release the GIL. Waits are bounded by the environment variable ``MOE_EP_TIMEOUT_SEC`` (300 s); after
-a MoEEpTimeoutError or MoEEpMismatchError every rank initialises again.
+release the GIL. On CUDA dispatch, combine and sanitize only enqueue on the current stream; several
+ranks of one process may share a GPU once all of them have initialised. Waits are bounded by the
+environment variable ``MOE_EP_TIMEOUT_SEC`` (300 s); after
+a MoEEpTimeoutError or MoEEpMismatchError, which on CUDA the next call raises, every rank
+initialises again.
 """
 
 from __future__ import annotations
@@ -314,7 +317,7 @@ def moe_a2a_combine(
         dtype = output_dtype or payload.dtype
         hidden = payload.shape[-1]
         width = hidden if dtype.itemsize > 1 or dtype == torch.float8_e4m3fn else -(-hidden // 2)
-        output = torch.empty((local_num_tokens, width), dtype=dtype)
+        output = torch.empty((local_num_tokens, width), dtype=dtype, device=payload.device)
     elif output_dtype is not None and output.dtype != output_dtype:
         raise ValueError(
             f"moe_a2a_combine: output must have output_dtype {output_dtype}, got {output.dtype}"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import moe_ep._core as _core
 
+from .._views import over_memory
 from .a2a import (
     A2aBackend,
     SfLayout,
@@ -19,14 +22,27 @@ from .a2a import (
 from .default import SingleRankBackend
 
 if TYPE_CHECKING:
-    import torch
-
     from .mapping import Mapping, MnnvlConfig
     from .protocol import CommBackend
 
 __all__ = ["MoeAlltoAll"]
 
 _BYTES_PER_ELEMENT = 2  # of the rows that hidden_size describes: bfloat16 or float16
+
+
+def _allocate(
+    comm: CommBackend, num_bytes: int, device: torch.device | str | None
+) -> _core.SymmetricWorkspace:
+    if device is None:
+        device = "cpu" if _core.explain_nvlink_one_sided() else "cuda"
+    where = torch.device(device)
+    if where.type == "cpu":
+        return _core.SymmetricWorkspace.create_host(comm, comm, num_bytes)
+    if where.type != "cuda":
+        raise ValueError(f"MoeAlltoAll: device must be a CPU or CUDA device, got {device}")
+    # A device without a number is the current one.
+    ordinal = torch.cuda._utils._get_device_index(where, optional=True)
+    return _core.SymmetricWorkspace.create_cuda(comm, comm, num_bytes, ordinal)
 
 
 class MoeAlltoAll:
@@ -55,6 +71,9 @@ class MoeAlltoAll:
         Whether dispatch and combine take a mask.
     backend
         ``'trtllm'`` or ``'cake'``; see `moe_a2a_initialize`.
+    device
+        Where the workspace lies. None is the current CUDA device where CUDA steps can run, else the
+        CPU.
 
     Raises
     ------
@@ -75,6 +94,7 @@ class MoeAlltoAll:
         enable_rank_mask: bool = False,
         *,
         backend: A2aBackend = "trtllm",
+        device: torch.device | str | None = None,
     ) -> None:
         self.ep_rank, self.ep_size = mapping.moe_ep_rank, mapping.moe_ep_size
         self.max_num_tokens, self.top_k, self.num_experts = max_num_tokens, top_k, num_experts
@@ -95,9 +115,9 @@ class MoeAlltoAll:
             )
         self.workspace_size_per_rank = workspace_size_per_rank
         comm = _group(mapping, mnnvl_config)
-        self._memory = _core.SymmetricWorkspace.create_host(comm, comm, workspace_size_per_rank)
+        self._memory = _allocate(comm, workspace_size_per_rank, device)
         self._comm: CommBackend = comm
-        self.workspace: torch.Tensor = self._memory.tensor()
+        self.workspace: torch.Tensor = over_memory(self._memory)
         self._views: dict[Any, Any] = {}
         self._round: tuple[int, int] | None = None
         self._stats: torch.Tensor | None = None

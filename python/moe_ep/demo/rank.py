@@ -22,6 +22,8 @@ __all__ = ["close", "open_layer", "run_step"]
 
 def open_layer(seat: Seat, spec: DemoSpec) -> Opened:
     """Make a rank's instance and its part of the layer."""
+    import torch
+
     from ..config import MoEEpCommParams
 
     shape = spec.shape
@@ -39,11 +41,13 @@ def open_layer(seat: Seat, spec: DemoSpec) -> Opened:
         num_threads=spec.threads,
         timeout_sec=math.ceil(spec.timeout_sec),
     )
+    device = getattr(comm, "device", torch.device("cpu"))
     seat.objects.update(
         spec=spec,
+        device=device,
         comm=comm,
         router=Router(shape),
-        experts=ShardedExperts(shape, seat.rank, seat.world_size),
+        experts=ShardedExperts(shape, seat.rank, seat.world_size, device),
     )
     return Opened(type(comm).__name__, getattr(comm, "workspace_bytes", None))
 
@@ -54,10 +58,16 @@ def run_step(seat: Seat, step_idx: int) -> StepReport:
     shape = spec.shape
     tokens = make_tokens(shape, spec.num_tokens, step_idx, seat.rank)
     topk_ids, topk_weights = seat.objects["router"](tokens)
+    rows_to = _rows_to(topk_ids, shape, seat.world_size)
+    device = seat.objects["device"]
+    tokens, topk_ids, topk_weights = (
+        tensor.to(device) for tensor in (tokens, topk_ids, topk_weights)
+    )
     seat.comm.barrier()
     clock = time.perf_counter
     start = clock()
     received = comm.dispatch(tokens, topk_ids, topk_weights)
+    _wait(device)
     dispatched = clock()
     rows = comm.get_combine_input_buffer(shape.torch_dtype)
     if rows is None:
@@ -66,18 +76,27 @@ def run_step(seat: Seat, step_idx: int) -> StepReport:
     num_received = int(received.recv_counts.sum())
     computed = clock()
     output = comm.combine(rows)
+    _wait(device)
     combined = clock()
     return StepReport(
-        output=output,
+        output=output.cpu(),
         seconds={
             "dispatch": dispatched - start,
             "experts": computed - dispatched,
             "combine": combined - computed,
         },
-        rows_to=_rows_to(topk_ids, shape, seat.world_size),
+        rows_to=rows_to,
         num_received=num_received,
         transport=comm.last_transport,
     )
+
+
+def _wait(device: torch.device) -> None:
+    """On GPUs steps are only enqueued."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
 
 
 def _rows_to(topk_ids: torch.Tensor, shape: LayerShape, world_size: int) -> list[int]:

@@ -26,20 +26,11 @@
 
 #include <moe_ep/rank_mask.hpp>
 
-#include "protocol/wait.hpp"
+#include "protocol/failure_record.hpp"
 
 namespace moe_ep::cuda {
 
-// How a step ended early, in host memory that the device writes (mapped). The host looks at `state`
-// at any time without waiting for the GPU.
-struct FailureRecord {
-  std::uint32_t state =
-      0;  // kRecorded once `status` holds: release by the device, acquire by the host
-  std::uint32_t unused = 0;
-  protocol::StepStatus status;
-
-  static constexpr std::uint32_t kRecorded = 1;
-};
+using protocol::FailureRecord;
 
 // Programmatic dependent launch: whether a kernel may be launched before its predecessor has ended.
 enum class Pdl : std::uint8_t {

@@ -178,7 +178,12 @@ TEST(TransportsTest, DefaultLimitKeepsTheBudget) {
   for (const int ranks : {1, 2, 8, 64, 256}) {
     MoEEpCommParams params = {
         .num_experts = 256, .top_k = 8, .max_tokens_per_rank = 8192, .hidden_size = 7168};
-    const auto layout = detail::make_layout(ranks, params, detail::make_options({})).lamport;
+    const auto by_default =
+        detail::make_layout(ranks, params, detail::make_options(HostAlltoAllConfig{})).lamport;
+    EXPECT_EQ(by_default.max_tokens, host_platform().default_lamport_tokens());
+    HostAlltoAllConfig wanted;
+    wanted.lamport = true;
+    const auto layout = detail::make_layout(ranks, params, detail::make_options(wanted)).lamport;
     const std::int64_t bytes = layout.end - layout.tags;
     EXPECT_GE(layout.max_tokens, 1);
     EXPECT_LE(bytes, detail::kLamportBudgetBytes + 128 * 3);

@@ -38,13 +38,20 @@ def test_runtime_max_out_of_range_is_refused(backend):
     backend.run(2, bad_runtime_max)
 
 
+def dispatch_and_wait(instance, arguments):
+    """Failures of a step that is only enqueued come when it is waited for."""
+    instance.dispatch(**arguments)
+    instance.synchronize()
+
+
 def disagree(rank, field, values):
     case = Case(tokens=(2,) * rank.world_size, num_experts=12, capacity=8)
     instance = rank.create(case.params)
     arguments = case.tensors(rank.rank)
-    arguments[field] = values[rank.rank]
+    value = values[rank.rank]
+    arguments[field] = value.to(rank.device) if isinstance(value, torch.Tensor) else value
     with pytest.raises(moe_ep.MoEEpError) as caught:
-        instance.dispatch(**arguments)
+        dispatch_and_wait(instance, arguments)
     instance_refuses(instance, arguments)
     return type(caught.value).__name__, str(caught.value)
 
@@ -86,8 +93,9 @@ def test_other_differences_of_a_step_are_told(backend, field, values):
 def recover_after_difference(rank):
     case = Case(tokens=(2, 2), capacity=8)
     instance = rank.create(case.params)
+    arguments = case.tensors(rank.rank) | {"runtime_max_tokens_per_rank": 4 + rank.rank}
     with pytest.raises(moe_ep.MoEEpError):
-        instance.dispatch(**case.tensors(rank.rank), runtime_max_tokens_per_rank=4 + rank.rank)
+        dispatch_and_wait(instance, arguments)
     instance.recover(range(rank.world_size), rank.comm)
     instance.check()
     run_round(rank, instance, case.again(1))

@@ -48,7 +48,9 @@ class Backend:
         return cls.explain_platform()
 
     def reason_to_skip_size(self, world_size: int) -> str:
-        if self.group == "nccl" and world_size > torch.cuda.device_count():
+        # Processes on one GPU take turns of milliseconds, which makes steps as slow.
+        own_gpu = self.group == "nccl" or (self.mode, self.device) == ("processes", "cuda")
+        if own_gpu and world_size > torch.cuda.device_count():
             return f"{world_size} ranks need as many GPUs"
         return ""
 
@@ -58,6 +60,8 @@ class Backend:
         return torch.device("cuda", rank % torch.cuda.device_count())
 
 
+_ANY_LINK = {"require_nvlink": False}
+
 BACKENDS = {
     backend.id: backend
     for backend in (
@@ -66,6 +70,8 @@ BACKENDS = {
         Backend("host-processes", moe_ep.HostAlltoAllConfig, "processes"),
         Backend("torch_dist-staged", moe_ep.TorchDistConfig, "processes", device="cuda"),
         Backend("torch_dist-nccl", moe_ep.TorchDistConfig, "processes", {}, "cuda", "nccl"),
+        Backend("nvlink-processes", moe_ep.NVLinkOneSidedConfig, "processes", device="cuda"),
+        Backend("nvlink-threads", moe_ep.NVLinkOneSidedConfig, "threads", _ANY_LINK, "cuda"),
     )
 }
 
@@ -82,8 +88,12 @@ class Rank:
         self._instances: list[moe_ep.MoEEpCommunication] = []
 
     @property
+    def device(self) -> torch.device:
+        return self.backend.device_of(self.rank)
+
+    @property
     def bootstrap(self) -> moe_ep.BootstrapConfig:
-        device = self.backend.device_of(self.rank)
+        device = self.device
         return moe_ep.BootstrapConfig(
             self.world_size, self.rank, process_group=self.group, device=device.index
         )
@@ -156,12 +166,12 @@ def _run_in_process(
 
 
 def run_program(rank: Rank, program: Any, args: tuple[Any, ...]) -> Any:
-    """Run a program with its rank's device as torch's default."""
+    """Run a program with its rank's device as torch's default, on a stream of its own."""
     device = rank.backend.device_of(rank.rank)
     try:
         if device.type == "cpu":
             return program(rank, *args)
-        with torch.cuda.device(device), device:
+        with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)), device:
             return program(rank, *args)
     finally:
         rank.close()
