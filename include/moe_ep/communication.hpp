@@ -62,8 +62,8 @@ struct DispatchInputs {
 /// What arrived: views into the workspace, valid until the matching combine.
 ///
 /// Rows are rank-major: block `src` holds the T rows of rank src, its tokens first and in ascending
-/// order. Rows without a token have every id equal
-/// to invalid_expert_id; their other payloads are unspecified.
+/// order; after a Lamport step token t lies in row t of the block. Rows without a token have every
+/// id equal to invalid_expert_id; their other payloads are unspecified.
 struct MoEEpDispatchResult {
   TensorView hidden_states;                                      ///< [R*T, w]
   TensorView topk_ids;                                           ///< [R*T, K] int32

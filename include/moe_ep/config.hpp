@@ -45,8 +45,8 @@ struct MOE_EP_API MoEEpCommParams {
   void validate() const;
 };
 
-/// Options of HostAlltoAll. This version has the fence transport; lamport and cft are accepted, and
-/// asking for them logs a warning.
+/// Options of HostAlltoAll. Steps take Lamport, counted writes or the fence transport, in this
+/// order; docs/protocol.md says which steps can.
 struct MOE_EP_API HostAlltoAllConfig {
   static constexpr const char* kBackendName = "host";
 
@@ -56,10 +56,12 @@ struct MOE_EP_API HostAlltoAllConfig {
   bool enable_rank_mask = false;
   bool use_low_precision_combine = false;               ///< FP8 wire in combine
   std::shared_ptr<CommBackend> comm_backend = nullptr;  ///< required when world_size > 1
-  std::optional<bool> cft = std::nullopt;               ///< counted writes
+  std::optional<bool> cft = std::nullopt;               ///< counted writes; nullopt: off
   std::int64_t cft_max_tokens_for_dispatch = 128;
   std::int64_t cft_max_tokens_for_combine = 128;
+  /// Small steps whose rows carry their own arrival; nullopt: on unless cft.
   std::optional<bool> lamport = std::nullopt;
+  /// Largest T of a Lamport step; nullopt: what is fast and within a memory budget.
   std::optional<std::int64_t> lamport_max_tokens = std::nullopt;
   int timeout_sec = 300;  ///< bound of every wait, 1..86400 s
   /// Worker threads a rank uses; nullopt = cores / ranks of this process group, at least 1.

@@ -60,6 +60,8 @@ class Backend:
         return torch.device("cuda", rank % torch.cuda.device_count())
 
 
+# Every step takes Lamport that can, whatever its T.
+_EVERY_LAMPORT = {"lamport": True, "lamport_max_tokens": 1 << 20}
 _ANY_LINK = {"require_nvlink": False}
 
 BACKENDS = {
@@ -68,6 +70,9 @@ BACKENDS = {
         Backend("torch_dist", moe_ep.TorchDistConfig, "processes"),
         Backend("host-threads", moe_ep.HostAlltoAllConfig, "threads"),
         Backend("host-processes", moe_ep.HostAlltoAllConfig, "processes"),
+        Backend("host-lamport", moe_ep.HostAlltoAllConfig, "threads", _EVERY_LAMPORT),
+        Backend("host-lamport-processes", moe_ep.HostAlltoAllConfig, "processes", _EVERY_LAMPORT),
+        Backend("host-counted", moe_ep.HostAlltoAllConfig, "threads", {"cft": True}),
         Backend("torch_dist-staged", moe_ep.TorchDistConfig, "processes", device="cuda"),
         Backend("torch_dist-nccl", moe_ep.TorchDistConfig, "processes", {}, "cuda", "nccl"),
         Backend("nvlink-processes", moe_ep.NVLinkOneSidedConfig, "processes", device="cuda"),
