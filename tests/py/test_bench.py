@@ -56,8 +56,8 @@ def test_random_routing_is_uniform_and_skewed_is_not():
 def test_quantised_rows_have_the_bytes_of_their_format(name):
     case = dataclasses.replace(CASE, hidden_size=130, format_name=name)
     inputs = make_inputs(case, 0)
-    width = inputs.hidden_states.shape[1]
-    width += 0 if inputs.scales is None else inputs.scales.shape[1]
+    width = inputs.hidden_states[0].nbytes
+    width += 0 if inputs.scales is None else inputs.scales[0].nbytes
     assert width == QuantFormat[name].bytes_per_token(130) == case.payload_bytes
 
 

@@ -134,7 +134,7 @@ def _with_rates(
 ) -> dict[str, dict[str, float]]:
     """Add bytes of a rank (mean over ranks) and GB/s at the median time to each phase."""
     sent = [
-        count_bytes(rank.rows_to, index, case.row_bytes, case.combine_row_bytes)
+        count_bytes(rank.rows_to, index, case.row_bytes, case.combine_wire_bytes)
         for index, rank in enumerate(ranks)
     ]
     rated = {}
