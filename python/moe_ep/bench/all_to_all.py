@@ -76,13 +76,13 @@ class AllToAllWire:
     def wait(self) -> None:
         """Nothing: the ranks wait for each other in every step."""
 
-    def dispatch(self) -> object:
+    def dispatch(self) -> None:
         """Exchange rows."""
-        return self._all_to_all(self._arrived, self._sent, self._from, self._to)
+        self._all_to_all(self._arrived, self._sent, self._from, self._to)
 
-    def combine(self) -> object:
+    def combine(self) -> None:
         """Exchange outputs."""
-        return self._all_to_all(self._returned, self._outputs, self._to, self._from)
+        self._all_to_all(self._returned, self._outputs, self._to, self._from)
 
     def _all_to_all(
         self, received: torch.Tensor, sent: torch.Tensor, rows_in: list[int], rows_out: list[int]
@@ -107,12 +107,20 @@ class AllToAllWire:
         blocks = rows.view(case.world_size, case.num_tokens, case.hidden_size)
         parts = [blocks[src, :count] for src, count in enumerate(self._from)]
         self._outputs.copy_(torch.cat(parts))
-        self.poison()
-        self.dispatch()
-        self.combine()
+        self.prepare()
+        self.probe()
         self.check_last()
 
-    def poison(self) -> None:
+    def probe(self) -> None:
+        """One pair."""
+        self.dispatch()
+        self.combine()
+
+    def check_probe(self) -> None:
+        """See `check_last`."""
+        self.check_last()
+
+    def prepare(self) -> None:
         """Write to what is received what no step gives."""
         self._arrived.zero_()
         self._returned.fill_(float("nan"))

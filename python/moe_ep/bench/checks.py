@@ -156,7 +156,9 @@ def check_dispatch(
                 _require(got is None, expected, name)
             else:
                 assert got is not None
-                _require(_equal_bits(take_rows(got, rows), want), expected, f"{name} from rank {src}")
+                _require(
+                    _equal_bits(take_rows(got, rows), want), expected, f"{name} from rank {src}"
+                )
     empty = case.world_size * case.num_tokens - sum(expected.rows_from)
     invalid = (result.topk_ids == -1).all(dim=1).sum().item()
     _require(invalid == empty, expected, "ids of rows without a token")

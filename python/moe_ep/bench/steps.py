@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .checks import (
@@ -55,6 +56,8 @@ class LibraryStep:
             self._external = self._output.new_zeros((rows, case.hidden_size))
         # An FP8 combine may encode rows where they lie.
         self._keeps_rows = not (case.is_in_place and case.is_fp8_combine)
+        self._input: torch.Tensor | None = None
+        self._probed: MoEEpDispatchResult | None = None
 
     def wait(self) -> None:
         """Nothing: the ranks wait for each other in every step."""
@@ -94,21 +97,40 @@ class LibraryStep:
             self._settle()
             transport = self._comm.last_transport
             check_dispatch(self._expected, result, transport)
-            make_expert_rows(self._expected, self._rows(), transport)
-            self.poison()
+            self._input = self._rows()
+            self.prepare()
             self._settle()
             self.combine()
             self._settle()
             self._check_output()
 
-    def poison(self) -> None:
-        """Write to the output what no step gives."""
+    def prepare(self) -> None:
+        """Write the rows to combine, once `check` has shown where, and an output no step gives."""
+        assert self._input is not None
+        make_expert_rows(self._expected, self._input, self._comm.last_transport)
         self._output.fill_(float("nan"))
 
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether a combine leaves its input as it was, so that another gives the same."""
-        return self._keeps_rows
+    def probe(self) -> None:
+        """One pair that keeps a copy of what it received; for a graph that only checks."""
+        result = self.dispatch()
+        scale, counts = result.hidden_states_scale, result.recv_counts
+        assert result.topk_weights is not None
+        self._probed = replace(
+            result,
+            hidden_states=result.hidden_states.clone(),
+            topk_ids=result.topk_ids.clone(),
+            topk_weights=result.topk_weights.clone(),
+            hidden_states_scale=None if scale is None else scale.clone(),
+            recv_counts=None if counts is None else counts.clone(),
+        )
+        self.combine()
+
+    def check_probe(self) -> None:
+        """Compare what the probe gave, after `prepare`, with what it must."""
+        assert self._probed is not None
+        check_dispatch(self._expected, self._probed, self._comm.last_transport)
+        self._check_output()
+        self._probed = None
 
     def check_last(self) -> None:
         """Compare what the last combine gave, or, where it had no input left, run `check` again."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..bench.cases import Case, RoutingName
-from ..limits import MAX_TOP_K
+from ..bench.cases import Case, RoutingName, TransportName
+from ..limits import MAX_RANKS, MAX_TOP_K
 from ..models import MODELS, ModelShape
+from ._bench_gpu import GPU_LEGEND, choose_backend, choose_ranks, make_gpu_table, run_on_gpus
 from ._bench_table import LEGEND, make_table, make_title
 from ._console import console, error_console, failures_reported, format_bytes, progress_bar
 from ._options import (
@@ -18,7 +20,6 @@ from ._options import (
     DtypeName,
     FormatName,
     JsonOption,
-    RanksOption,
     check_experts,
     check_model,
 )
@@ -69,9 +70,40 @@ def _check_models(names: list[str] | None) -> list[str] | None:
     return names
 
 
+class ModeName(StrEnum):
+    """Ways to run GPU steps."""
+
+    graph = "graph"
+    eager = "eager"
+    both = "both"
+
+
+def _format_of(name: str | None) -> str | None:
+    if name is None:
+        return None
+    known = {each.lower(): each.value for each in FormatName} | {"fp8": "DeepSeekFp8"}
+    if name.lower() not in known:
+        raise typer.BadParameter(f"must be fp8 or one of {', '.join(FormatName)}, got {name}")
+    return known[name.lower()]
+
+
+def _check_plot(file: Path | None) -> Path | None:
+    from ..bench.plot import has_matplotlib
+
+    if file is not None and not has_matplotlib():
+        raise typer.BadParameter("needs matplotlib (pip install matplotlib), got none")
+    return file
+
+
 def bench(
     backend: BackendOption = "host",
-    ranks: RanksOption = 2,
+    ranks: Annotated[
+        int | None,
+        typer.Option(help="Ranks: 2 by default, or one a GPU.", min=1, max=MAX_RANKS),
+    ] = None,
+    one_gpu: Annotated[
+        bool, typer.Option("--one-gpu", help="Ranks are threads of one process on GPU 0.")
+    ] = False,
     threads: Annotated[int, typer.Option(help="Threads of a rank.", min=1, max=1024)] = 1,
     model: Annotated[
         list[str] | None,
@@ -94,8 +126,29 @@ def bench(
     routing: Annotated[RoutingName, typer.Option(help="How picks are drawn.")] = RoutingName.random,
     dtype: Annotated[DtypeName, typer.Option(help="Element type of tokens.")] = DtypeName.bf16,
     format: Annotated[  # noqa: A002
-        FormatName | None, typer.Option(help="Quantised format of dispatched rows.")
+        str | None,
+        typer.Option(
+            "--format",
+            "--dispatch-format",
+            help=f"Quantised format of rows: fp8 (DeepSeekFp8), {', '.join(FormatName)}.",
+            callback=_format_of,
+        ),
     ] = None,
+    fp8_combine: Annotated[
+        bool, typer.Option("--fp8-combine", help="Send combined rows as FP8.")
+    ] = False,
+    transport: Annotated[
+        TransportName, typer.Option(help="Transport to ask for.")
+    ] = TransportName.auto,
+    max_sms: Annotated[
+        int | None, typer.Option(help="Most multiprocessors of a kernel.", min=1)
+    ] = None,
+    pdl: Annotated[
+        bool | None, typer.Option("--pdl/--no-pdl", help="Programmatic dependent launch.")
+    ] = None,
+    mode: Annotated[ModeName, typer.Option(help="How GPU steps run.")] = ModeName.both,
+    replays: Annotated[int, typer.Option(help="Replays of a CUDA graph.", min=20)] = 24,
+    flashinfer: Annotated[bool, typer.Option(help="Measure FlashInfer if it imports.")] = True,
     in_place: Annotated[
         bool,
         typer.Option(
@@ -111,10 +164,16 @@ def bench(
         bool, typer.Option(help="Bind ranks to cores of their own where there are enough.")
     ] = True,
     baselines: Annotated[
-        bool, typer.Option(help="Measure memcpy and Gloo in the same run.")
+        bool, typer.Option(help="Measure memcpy and Gloo, or NCCL, in the same run.")
     ] = True,
     jsonl: Annotated[
         Path | None, typer.Option(help="Append one JSON line a case to this file.", dir_okay=False)
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw times into this file.", callback=_check_plot)
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Of the sources, where they are no checkout.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -123,8 +182,15 @@ def bench(
     Every case is checked bit by bit before it is timed. docs/benchmark.md says what is measured
     and how.
     """
+    from ..bench.gpu.seat import GPU_BACKENDS
+    from ..bench.gpu.worker import GpuEffort
     from ..bench.worker import Effort
 
+    backend = choose_backend(backend)
+    is_gpu = backend in GPU_BACKENDS
+    if one_gpu and not is_gpu:
+        raise typer.BadParameter(f"--one-gpu needs a GPU backend, got {backend}")
+    ranks = choose_ranks(ranks, is_one_gpu=one_gpu) if is_gpu else ranks or 2
     shapes = _shapes(model, hidden, top_k, experts)
     for shape in shapes:
         check_experts(shape.num_experts, ranks, shape.top_k)
@@ -137,12 +203,16 @@ def bench(
             top_k=shape.top_k,
             num_experts=shape.num_experts,
             dtype=dtype.value,
-            format_name=None if format is None else format.value,
+            format_name=format,
             routing=routing,
             seed=seed,
             backend=backend,
             threads=threads,
             is_in_place=in_place,
+            is_fp8_combine=fp8_combine,
+            transport=transport,
+            max_sms=max_sms,
+            pdl=pdl,
         )
         for shape in shapes
         for num_tokens in tokens_of(tokens)
@@ -152,7 +222,18 @@ def bench(
         sinks: list[Callable[[str], object]] = []
         if jsonl is not None:
             sinks.append(stack.enter_context(jsonl.open("a", buffering=1, encoding="utf-8")).write)
-        rows = _measure(cases, effort, sinks, is_pinned=pin)
+        if is_gpu:
+            modes = ("graph", "eager") if mode is ModeName.both else (mode.value,)
+            gpu_effort = GpuEffort(
+                modes, replays, has_baselines=baselines, has_flashinfer=baselines and flashinfer
+            )
+            rows = run_on_gpus(cases, gpu_effort, sinks, is_one_gpu=one_gpu, revision=revision)
+        else:
+            rows = _measure(cases, effort, sinks, is_pinned=pin, revision=revision)
+        if plot is not None:
+            from ..bench.plot import plot_rows
+
+            plot_rows(rows, plot)
     if as_json:
         import json
 
@@ -163,10 +244,13 @@ def bench(
     for shape in shapes:
         chosen = [row for row in rows if row["model"] == shape.name]
         if chosen:
+            if is_gpu:
+                out.print(make_gpu_table(chosen))
+                continue
             out.print(make_title(chosen[0]))
             out.print(make_table(chosen))
-    out.print(LEGEND)
-    if len(rows) < len(cases):
+    out.print(GPU_LEGEND if is_gpu else LEGEND)
+    if len({(row["model"], row["T"]) for row in rows}) < len(cases):
         raise typer.Exit(1)
 
 
@@ -189,7 +273,12 @@ def _shapes(
 
 
 def _measure(
-    cases: list[Case], effort: Effort, sinks: list[Callable[[str], object]], *, is_pinned: bool
+    cases: list[Case],
+    effort: Effort,
+    sinks: list[Callable[[str], object]],
+    *,
+    is_pinned: bool,
+    revision: str | None,
 ) -> list[dict[str, Any]]:
     """Run the cases that fit into memory, one after another; say which do not."""
     import json
@@ -201,7 +290,7 @@ def _measure(
 
     first = cases[0]
     rows: list[dict[str, Any]] = []
-    run = describe_run()
+    run = describe_run(revision)
     timeout = _CASE_TIMEOUT_SEC + 10 * effort.seconds
     with (
         RankTeam(first.world_size, threads=first.threads, is_pinned=is_pinned) as team,
