@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +10,17 @@ import typer
 
 from ..bench.cases import Case, RoutingName, TransportName
 from ..limits import MAX_RANKS, MAX_TOP_K
-from ..models import MODELS, ModelShape
+from ..models import MODELS
 from ._bench_gpu import GPU_LEGEND, choose_backend, choose_ranks, make_gpu_table, run_on_gpus
+from ._bench_options import (
+    ModeName,
+    check_models,
+    check_plot,
+    check_tokens,
+    format_of,
+    shapes_of,
+    tokens_of,
+)
 from ._bench_table import LEGEND, make_table, make_title
 from ._console import console, error_console, failures_reported, format_bytes, progress_bar
 from ._options import (
@@ -21,7 +29,6 @@ from ._options import (
     FormatName,
     JsonOption,
     check_experts,
-    check_model,
 )
 
 if TYPE_CHECKING:
@@ -35,64 +42,6 @@ __all__ = ["bench", "tokens_of"]
 _CASE_TIMEOUT_SEC = 300.0
 # Share of free memory that a case may take.
 _MEMORY_SHARE = 0.8
-
-
-def tokens_of(text: str) -> list[int]:
-    """Token counts of an option: ``1,8,256``, or ``1..64`` for the powers of two from 1 to 64.
-
-    Raises
-    ------
-    typer.BadParameter
-        It is neither.
-    """
-    counts: list[int] = []
-    for part in text.split(","):
-        first, dots, last = part.strip().partition("..")
-        if not first.isdecimal() or (dots and not last.isdecimal()):
-            raise typer.BadParameter(f"must be counts such as 1,8,256 or 1..8192, got {text}")
-        count, limit = int(first), int(last or first)
-        if count < 1 or limit < count:
-            raise typer.BadParameter(f"counts must be positive and ascending, got {text}")
-        while count <= limit:
-            counts.append(count)
-            count *= 2
-    return list(dict.fromkeys(counts))
-
-
-def _check_tokens(text: str) -> str:
-    tokens_of(text)
-    return text
-
-
-def _check_models(names: list[str] | None) -> list[str] | None:
-    for name in names or []:
-        check_model(name)
-    return names
-
-
-class ModeName(StrEnum):
-    """Ways to run GPU steps."""
-
-    graph = "graph"
-    eager = "eager"
-    both = "both"
-
-
-def _format_of(name: str | None) -> str | None:
-    if name is None:
-        return None
-    known = {each.lower(): each.value for each in FormatName} | {"fp8": "DeepSeekFp8"}
-    if name.lower() not in known:
-        raise typer.BadParameter(f"must be fp8 or one of {', '.join(FormatName)}, got {name}")
-    return known[name.lower()]
-
-
-def _check_plot(file: Path | None) -> Path | None:
-    from ..bench.plot import has_matplotlib
-
-    if file is not None and not has_matplotlib():
-        raise typer.BadParameter("needs matplotlib (pip install matplotlib), got none")
-    return file
 
 
 def bench(
@@ -109,7 +58,7 @@ def bench(
         list[str] | None,
         typer.Option(
             help=f"Sizes: {', '.join(MODELS)}. May be repeated; deepseek-v3 by default.",
-            callback=_check_models,
+            callback=check_models,
         ),
     ] = None,
     hidden: Annotated[int | None, typer.Option(help="Elements of a token.", min=1)] = None,
@@ -121,7 +70,7 @@ def bench(
     ] = None,
     tokens: Annotated[
         str,
-        typer.Option(help="Tokens of a rank: 1,8,256 or 1..8192.", callback=_check_tokens),
+        typer.Option(help="Tokens of a rank: 1,8,256 or 1..8192.", callback=check_tokens),
     ] = "1..8192",
     routing: Annotated[RoutingName, typer.Option(help="How picks are drawn.")] = RoutingName.random,
     dtype: Annotated[DtypeName, typer.Option(help="Element type of tokens.")] = DtypeName.bf16,
@@ -131,7 +80,7 @@ def bench(
             "--format",
             "--dispatch-format",
             help=f"Quantised format of rows: fp8 (DeepSeekFp8), {', '.join(FormatName)}.",
-            callback=_format_of,
+            callback=format_of,
         ),
     ] = None,
     fp8_combine: Annotated[
@@ -170,7 +119,7 @@ def bench(
         Path | None, typer.Option(help="Append one JSON line a case to this file.", dir_okay=False)
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw times into this file.", callback=_check_plot)
+        Path | None, typer.Option(help="Draw times into this file.", callback=check_plot)
     ] = None,
     revision: Annotated[
         str | None, typer.Option(help="Of the sources, where they are no checkout.")
@@ -191,7 +140,7 @@ def bench(
     if one_gpu and not is_gpu:
         raise typer.BadParameter(f"--one-gpu needs a GPU backend, got {backend}")
     ranks = choose_ranks(ranks, is_one_gpu=one_gpu) if is_gpu else ranks or 2
-    shapes = _shapes(model, hidden, top_k, experts)
+    shapes = shapes_of(model, hidden, top_k, experts)
     for shape in shapes:
         check_experts(shape.num_experts, ranks, shape.top_k)
     cases = [
@@ -252,24 +201,6 @@ def bench(
     out.print(GPU_LEGEND if is_gpu else LEGEND)
     if len({(row["model"], row["T"]) for row in rows}) < len(cases):
         raise typer.Exit(1)
-
-
-def _shapes(
-    names: list[str] | None, hidden: int | None, top_k: int | None, experts: int | None
-) -> list[ModelShape]:
-    """Sizes to measure: presets, with single sizes replaced."""
-    shapes = [MODELS[name] for name in dict.fromkeys(names or ["deepseek-v3"])]
-    if hidden is None and top_k is None and experts is None:
-        return shapes
-    return [
-        ModelShape(
-            f"{shape.name}*" if names else "custom",
-            hidden or shape.hidden_size,
-            top_k or shape.top_k,
-            experts or shape.num_experts,
-        )
-        for shape in shapes
-    ]
 
 
 def _measure(
