@@ -146,5 +146,5 @@ def test_documented_options_exist():
     root = Path(__file__).parents[2]
     for name in ("cli.md", "benchmark.md"):
         text = (root / "docs" / name).read_text()
-        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
         assert named <= known, name

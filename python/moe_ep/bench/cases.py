@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
     from ..config import MoEEpCommParams
 
-__all__ = ["LADDER", "Case", "RoutingName"]
+__all__ = ["LADDER", "Case", "RoutingName", "TransportName"]
 
 LADDER = tuple(2**exponent for exponent in range(14))
 """Tokens per rank: 1, 2, 4, ..., 8192."""
+FP8_BLOCK = 128
+"""Elements that share a scale in an FP8 combine."""
 
 
 class RoutingName(StrEnum):
@@ -31,6 +33,19 @@ class RoutingName(StrEnum):
     random = "random"
     perfect = "perfect"
     skewed = "skewed"
+
+
+class TransportName(StrEnum):
+    """Which transport a backend is asked for; rows of a result say which it took.
+
+    ``auto``: as it chooses by itself. The others are switched on, or the rest off, by the options
+    of the config.
+    """
+
+    auto = "auto"
+    fence = "fence"
+    lamport = "lamport"
+    counted = "counted"
 
 
 @dataclass(frozen=True)
@@ -57,6 +72,13 @@ class Case:
         Threads of a rank.
     is_in_place
         Whether the expert output lies in the backend's combine buffer.
+    is_fp8_combine
+        Whether combined rows travel as FP8.
+    transport
+        What is asked for.
+    max_sms, pdl
+        Of GPU backends: most multiprocessors of a kernel, and programmatic dependent launch; None
+        leaves the choice to the backend.
     """
 
     model: str
@@ -72,6 +94,10 @@ class Case:
     backend: str = "host"
     threads: int = 1
     is_in_place: bool = True
+    is_fp8_combine: bool = False
+    transport: TransportName = TransportName.auto
+    max_sms: int | None = None
+    pdl: bool | None = None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -108,6 +134,13 @@ class Case:
         return self.hidden_size * self.itemsize
 
     @property
+    def combine_wire_bytes(self) -> int:
+        """Bytes of a combined row on its way: FP8 codes with a float32 scale a block, or all."""
+        if not self.is_fp8_combine:
+            return self.combine_row_bytes
+        return self.hidden_size + 4 * -(-self.hidden_size // FP8_BLOCK)
+
+    @property
     def memory_bytes(self) -> int:
         """About what all ranks together take at most, baselines included."""
         rows = self.world_size * self.num_tokens
@@ -128,6 +161,21 @@ class Case:
             dtype=self.torch_dtype,
             dispatch_format=self.quant_format,
         )
+
+    def options(self) -> dict[str, Any]:
+        """Options of the backend's config; those that it lacks do not matter."""
+        chosen: dict[str, Any] = {
+            "num_threads": self.threads,
+            "use_low_precision_combine": self.is_fp8_combine,
+            "max_sms": self.max_sms,
+            "enable_pdl": self.pdl,
+        }
+        if self.transport is not TransportName.auto:
+            is_lamport = self.transport is TransportName.lamport
+            chosen["lamport"] = is_lamport
+            chosen["cft"] = self.transport is TransportName.counted
+            chosen["lamport_max_tokens"] = self.num_tokens if is_lamport else None
+        return chosen
 
     def as_dict(self) -> dict[str, Any]:
         """Fields by name."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import MoEEpError
-from .inputs import make_inputs, visits
+from .inputs import make_inputs, take_rows, visits
+from .low_precision import LowPrecisionBound
 
 if TYPE_CHECKING:
     import torch
@@ -14,7 +15,14 @@ if TYPE_CHECKING:
     from .cases import Case
     from .inputs import Inputs
 
-__all__ = ["CheckError", "Expectation", "check_combine", "check_dispatch", "make_expert_rows"]
+__all__ = [
+    "CheckError",
+    "Expectation",
+    "check_combine",
+    "check_dispatch",
+    "check_low_precision_combine",
+    "make_expert_rows",
+]
 
 
 class CheckError(MoEEpError):
@@ -30,22 +38,28 @@ class Expectation:
         The case.
     rank
         The rank.
+    device
+        Where the rank's tensors lie. Every rank computes elementwise what others compare with, so
+        their devices are of one kind.
     """
 
-    def __init__(self, case: Case, rank: int) -> None:
+    def __init__(self, case: Case, rank: int, device: torch.device | str = "cpu") -> None:
         self.case = case
         self.rank = rank
+        self.device = device
         self.received: list[Inputs] = []
         self.tokens: list[torch.Tensor] = []
         for src in range(case.world_size):
-            sent = make_inputs(case, src)
+            sent = make_inputs(case, src).to(device)
             goes_to = visits(case, sent.topk_ids)
             here = goes_to[:, rank].nonzero().squeeze(1)
             self.tokens.append(here)
-            self.received.append(_select(sent, here))
+            self.received.append(sent.select(here))
             if src == rank:
+                self.inputs = sent
                 self.rows_to: list[int] = goes_to.sum(dim=0).tolist()
                 self.output = _combined(case, rank, goes_to)
+                self.goes_to = goes_to
 
     @property
     def rows_from(self) -> list[int]:
@@ -57,26 +71,26 @@ class Expectation:
         import torch
 
         tokens = self.tokens[src]
-        return tokens if transport == "lamport" else torch.arange(len(tokens))
+        if transport == "lamport":
+            return tokens
+        return torch.arange(len(tokens), device=tokens.device)
+
+    def low_precision_bound(self) -> LowPrecisionBound:
+        """How far an FP8 combine may be off."""
+        bound = LowPrecisionBound(self.case, _base_rows(self.case, self.rank, self.device))
+        for rank in range(self.case.world_size):
+            tokens = self.goes_to[:, rank].nonzero().squeeze(1)
+            base = _base_rows(self.case, self.rank, self.device)[tokens]
+            bound.add(tokens, _expert_rows(self.case, base, rank))
+        return bound
 
 
-def _select(sent: Inputs, tokens: torch.Tensor) -> Inputs:
-    from .inputs import Inputs
-
-    return Inputs(
-        sent.hidden_states[tokens],
-        sent.topk_ids[tokens],
-        sent.topk_weights[tokens],
-        None if sent.scales is None else sent.scales[tokens],
-    )
-
-
-def _base_rows(case: Case, src: int) -> torch.Tensor:
+def _base_rows(case: Case, src: int, device: torch.device | str) -> torch.Tensor:
     """[T, H] float32 numbers that expert outputs for rank src's tokens are made from."""
     import torch
 
-    first = torch.arange(case.num_tokens, dtype=torch.float32).unsqueeze(1)
-    column = torch.arange(case.hidden_size, dtype=torch.float32)
+    first = torch.arange(case.num_tokens, dtype=torch.float32, device=device).unsqueeze(1)
+    column = torch.arange(case.hidden_size, dtype=torch.float32, device=device)
     return torch.sin(first * 0.37 + column * 0.011 + src)
 
 
@@ -89,7 +103,7 @@ def _combined(case: Case, src: int, goes_to: torch.Tensor) -> torch.Tensor:
     """Float32 sum in ascending rank order, rounded once: to the bit what combine must give."""
     import torch
 
-    base = _base_rows(case, src)
+    base = _base_rows(case, src, goes_to.device)
     sums = torch.full_like(base, -0.0)
     for rank in range(case.world_size):
         tokens = goes_to[:, rank].nonzero().squeeze(1)
@@ -103,7 +117,7 @@ def make_expert_rows(expected: Expectation, rows: torch.Tensor, transport: str |
     case = expected.case
     blocks = rows.view(case.world_size, case.num_tokens, case.hidden_size)
     for src, tokens in enumerate(expected.tokens):
-        base = _base_rows(case, src)[tokens]
+        base = _base_rows(case, src, expected.device)[tokens]
         blocks[src, expected.places(src, transport)] = _expert_rows(case, base, expected.rank)
 
 
@@ -142,7 +156,9 @@ def check_dispatch(
                 _require(got is None, expected, name)
             else:
                 assert got is not None
-                _require(_equal_bits(got[rows], want), expected, f"{name} from rank {src}")
+                _require(
+                    _equal_bits(take_rows(got, rows), want), expected, f"{name} from rank {src}"
+                )
     empty = case.world_size * case.num_tokens - sum(expected.rows_from)
     invalid = (result.topk_ids == -1).all(dim=1).sum().item()
     _require(invalid == empty, expected, "ids of rows without a token")
@@ -157,6 +173,17 @@ def check_combine(expected: Expectation, output: torch.Tensor) -> None:
         It differs.
     """
     _require(_equal_bits(output, expected.output), expected, "combined rows")
+
+
+def check_low_precision_combine(expected: Expectation, output: torch.Tensor) -> None:
+    """Compare a combine over an FP8 wire with the exact sums, within the bound of the format.
+
+    Raises
+    ------
+    CheckError
+        It is further off.
+    """
+    _require(expected.low_precision_bound().holds(output), expected, "FP8 combined rows")
 
 
 def _equal_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .cases import Case
 
-__all__ = ["Inputs", "make_inputs", "visits"]
+__all__ = ["Inputs", "make_inputs", "take_rows", "visits"]
 
 # Bits of an element without its share of scales.
 _VALUE_BITS = {
@@ -38,11 +38,11 @@ class Inputs:
     Parameters
     ----------
     hidden_states
-        [T, *] rows: numbers of the case's dtype, or bytes of a quantised format.
+        [T, *] rows: numbers of the case's dtype or of float8, or bytes of a quantised format.
     topk_ids, topk_weights
         [T, K] int32 and float32.
     scales
-        [T, *] bytes of scale factors, or None.
+        [T, *] scale factors, float32 or bytes, or None.
     """
 
     hidden_states: torch.Tensor
@@ -54,6 +54,31 @@ class Inputs:
         """All tensors that travel row by row."""
         tensors = [self.hidden_states, self.topk_ids, self.topk_weights]
         return tensors if self.scales is None else [*tensors, self.scales]
+
+    def to(self, device: torch.device | str) -> Inputs:
+        """Copy to a device, where they are not there already."""
+        return Inputs(
+            self.hidden_states.to(device),
+            self.topk_ids.to(device),
+            self.topk_weights.to(device),
+            None if self.scales is None else self.scales.to(device),
+        )
+
+    def select(self, tokens: torch.Tensor) -> Inputs:
+        """Rows of these tokens."""
+        return Inputs(
+            take_rows(self.hidden_states, tokens),
+            take_rows(self.topk_ids, tokens),
+            take_rows(self.topk_weights, tokens),
+            None if self.scales is None else take_rows(self.scales, tokens),
+        )
+
+
+def take_rows(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Copy rows of a tensor by their bytes: not every kernel knows float8."""
+    import torch
+
+    return tensor.view(torch.uint8)[rows].view(tensor.dtype)
 
 
 def _generator(case: Case, *key: object) -> torch.Generator:
@@ -88,7 +113,13 @@ def _draw_rows(case: Case, generator: torch.Generator) -> tuple[torch.Tensor, to
         shape = (case.num_tokens, width)
         return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
 
-    return draw(value_bytes), draw(scale_bytes) if scale_bytes else None
+    values = draw(value_bytes)
+    if case.quant_format is QuantFormat.DeepSeekFp8:
+        # Numbers: some transports may change the bits of a NaN.
+        values = torch.where(values & 0x7F == 0x7F, values - 1, values)
+        scales = torch.rand((case.num_tokens, scale_bytes // 4), generator=generator)
+        return values.view(torch.float8_e4m3fn), scales
+    return values, draw(scale_bytes) if scale_bytes else None
 
 
 def _draw_picks(case: Case, rank: int, generator: torch.Generator) -> torch.Tensor:

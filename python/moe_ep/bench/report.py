@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import subprocess
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,18 +13,26 @@ from ..traffic import count_bytes
 from .timing import summarize
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .cases import Case
     from .worker import Effort, RankResult
 
-__all__ = ["describe_run", "make_row"]
+__all__ = ["describe_case", "describe_run", "make_row", "mean_bytes"]
 
 _PHASES = ("dispatch", "combine", "pair")
 SCHEMA = 1
 """Raised when a field changes its meaning."""
 
 
-def describe_run() -> dict[str, Any]:
-    """What all rows of a run share: revision, machine, time."""
+def describe_run(revision: str | None = None) -> dict[str, Any]:
+    """What all rows of a run share: revision, machine, time.
+
+    Parameters
+    ----------
+    revision
+        Of the sources, where they are no checkout; None asks git.
+    """
     from ..machine.cpu import cpu_model
     from ..version import version
 
@@ -33,7 +40,7 @@ def describe_run() -> dict[str, Any]:
         "schema": SCHEMA,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": version(),
-        "git": _git_revision(),
+        "git": revision or _git_revision(),
         "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
         "gpu": None,
@@ -65,6 +72,49 @@ def _git_revision() -> str | None:
         return None
 
 
+def describe_case(case: Case) -> dict[str, Any]:
+    """What a record says of its case, wherever it was measured."""
+    return {
+        "backend": case.backend,
+        "model": case.model,
+        "R": case.world_size,
+        "T": case.num_tokens,
+        "H": case.hidden_size,
+        "K": case.top_k,
+        "E": case.num_experts,
+        "dispatch_dtype": case.format_name or case.dtype,
+        "combine_dtype": case.dtype,
+        "combine_wire": "fp8" if case.is_fp8_combine else case.dtype,
+        "combine_input": "in_place" if case.is_in_place else "external",
+        "routing": case.routing.value,
+        "seed": case.seed,
+    }
+
+
+def mean_bytes(case: Case, rows_to: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Bytes of a rank, mean over ranks, by phase and kind: 'dispatch_physical', 'pair_logical'.
+
+    Parameters
+    ----------
+    case
+        The case.
+    rows_to
+        [R, R] tokens that each rank sends to each rank.
+    """
+    sent = [
+        count_bytes(rows, rank, case.row_bytes, case.combine_wire_bytes)
+        for rank, rows in enumerate(rows_to)
+    ]
+    means = {
+        f"{phase}_{kind}": sum(getattr(own, f"{phase}_{kind}") for own in sent) / len(sent)
+        for phase in ("dispatch", "combine")
+        for kind in ("physical", "logical")
+    }
+    for kind in ("physical", "logical"):
+        means[f"pair_{kind}"] = means[f"dispatch_{kind}"] + means[f"combine_{kind}"]
+    return means
+
+
 def make_row(
     run: dict[str, Any], case: Case, effort: Effort, ranks: list[RankResult], *, is_pinned: bool
 ) -> dict[str, Any]:
@@ -87,22 +137,11 @@ def make_row(
     timed = {name: _phases(name, ranks) for name in names}
     row = {
         **run,
-        "backend": case.backend,
+        **describe_case(case),
         "transport": ranks[0].transport,
-        "model": case.model,
-        "R": case.world_size,
-        "T": case.num_tokens,
-        "H": case.hidden_size,
-        "K": case.top_k,
-        "E": case.num_experts,
-        "dispatch_dtype": case.format_name or case.dtype,
-        "combine_dtype": case.dtype,
-        "routing": case.routing.value,
-        "seed": case.seed,
         "processes": case.world_size,
         "threads": case.threads,
         "pinned": is_pinned,
-        "combine_input": "in_place" if case.is_in_place else "external",
         "mode": "eager",
         "cache": "warm",
         "pdl": None,
@@ -119,12 +158,7 @@ def make_row(
 def _phases(name: str, ranks: list[RankResult]) -> dict[str, dict[str, float]]:
     """Statistics of each phase, in microseconds."""
     return {
-        phase: {
-            f"{key}_us": round(value, 3)
-            for key, value in asdict(
-                summarize([getattr(rank.samples[name], phase) for rank in ranks])
-            ).items()
-        }
+        phase: summarize([getattr(rank.samples[name], phase) for rank in ranks]).as_us()
         for phase in _PHASES
     }
 
@@ -133,18 +167,14 @@ def _with_rates(
     case: Case, ranks: list[RankResult], phases: dict[str, dict[str, float]]
 ) -> dict[str, dict[str, float]]:
     """Add bytes of a rank (mean over ranks) and GB/s at the median time to each phase."""
-    sent = [
-        count_bytes(rank.rows_to, index, case.row_bytes, case.combine_row_bytes)
-        for index, rank in enumerate(ranks)
-    ]
+    sent = mean_bytes(case, [rank.rows_to for rank in ranks])
     rated = {}
     for phase, times in phases.items():
-        parts = ("dispatch", "combine") if phase == "pair" else (phase,)
         rates: dict[str, float] = dict(times)
         for kind in ("physical", "logical"):
-            total = sum(getattr(own, f"{part}_{kind}") for own in sent for part in parts)
-            rates[f"{kind}_bytes"] = round(total / len(ranks))
-            rates[f"{kind}_gbps"] = round(total / len(ranks) / times["p50_us"] / 1e3, 3)
+            num_bytes = sent[f"{phase}_{kind}"]
+            rates[f"{kind}_bytes"] = round(num_bytes)
+            rates[f"{kind}_gbps"] = round(num_bytes / times["p50_us"] / 1e3, 3)
         rated[phase] = rates
     return rated
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
     from ..comm.protocol import CommBackend
 
-__all__ = ["Samples", "Step", "Summary", "agree_iterations", "summarize", "time_steps"]
+__all__ = [
+    "Samples",
+    "Step",
+    "Summary",
+    "agree_iterations",
+    "summarize",
+    "summarize_replays",
+    "time_steps",
+]
 
 _MIN_ITERATIONS = 4
 
@@ -121,16 +129,35 @@ class Summary:
     rank_min: float
     rank_max: float
 
+    def as_us(self) -> dict[str, float]:
+        """Fields of a record: 'p50_us' and so on."""
+        return {f"{name}_us": round(value, 3) for name, value in asdict(self).items()}
 
-def summarize(ranks: Sequence[Sequence[int]]) -> Summary:
+
+def summarize(ranks: Sequence[Sequence[float]]) -> Summary:
     """Statistics of one phase from the nanoseconds of each rank."""
-    pooled = sorted(sample for samples in ranks for sample in samples)
-    medians = [_percentile(sorted(samples), 0.5) for samples in ranks]
+    return _summarize(ranks, [sample for samples in ranks for sample in samples])
+
+
+def summarize_replays(ranks: Sequence[Sequence[float]]) -> Summary:
+    """Statistics of replays that all ranks began together: each lasts as long as the slowest rank.
+
+    Parameters
+    ----------
+    ranks
+        [R, replays] nanoseconds; percentiles are over replays, of the maximum over ranks.
+    """
+    return _summarize(ranks, [max(replay) for replay in zip(*ranks, strict=True)])
+
+
+def _summarize(ranks: Sequence[Sequence[float]], samples: list[float]) -> Summary:
+    pooled = sorted(samples)
+    medians = [_percentile(sorted(own), 0.5) for own in ranks]
     p50, p90, p99 = (_percentile(pooled, share) for share in (0.5, 0.9, 0.99))
     return Summary(p50, p90, p99, min(medians), max(medians))
 
 
-def _percentile(ordered: Sequence[int], share: float) -> float:
+def _percentile(ordered: Sequence[float], share: float) -> float:
     """Microseconds that `share` of the samples do not exceed, between samples by linear weights."""
     position = share * (len(ordered) - 1)
     below = int(position)

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..launch import open_communication
+from .all_to_all import AllToAllStep, AllToAllWire
 from .checks import Expectation
-from .gloo import GlooStep, GlooWire
-from .inputs import make_inputs
 from .memcpy import MemcpyStep
 from .steps import LibraryStep
 from .timing import Samples, agree_iterations, time_steps
@@ -88,25 +87,24 @@ def measure_case(seat: Seat, case: Case, effort: Effort) -> RankResult:
     CheckError
         Some step gave wrong results; nothing was timed.
     """
-    inputs = make_inputs(case, seat.rank)
     expected = Expectation(case, seat.rank)
     comm = open_communication(
-        seat, case.params(), case.backend, num_threads=case.threads, timeout_sec=_TIMEOUT_SEC
+        seat, case.params(), case.backend, timeout_sec=_TIMEOUT_SEC, **case.options()
     )
-    library = LibraryStep(comm, inputs, expected)
+    library = LibraryStep(comm, expected)
     steps: dict[str, Step] = {"library": library}
     memcpy = None
     try:
         library.check()
         if effort.has_baselines:
-            memcpy = MemcpyStep(seat.comm, inputs, expected)
+            memcpy = MemcpyStep(seat.comm, expected.inputs, expected)
             memcpy.check()
             steps["memcpy"] = memcpy
             if seat.group is not None:
-                gloo = GlooStep(seat.group, inputs, expected)
+                gloo = AllToAllStep(seat.group, expected)
                 gloo.check()
                 steps["gloo"] = gloo
-                steps["gloo_wire"] = GlooWire(seat.group, inputs, expected)
+                steps["gloo_wire"] = AllToAllWire(seat.group, expected)
         samples = _measure(seat, steps, effort)
         library.check_last()
         return RankResult(

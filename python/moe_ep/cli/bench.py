@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..bench.cases import Case, RoutingName
-from ..limits import MAX_TOP_K
-from ..models import MODELS, ModelShape
+from ..bench.cases import Case, RoutingName, TransportName
+from ..limits import MAX_RANKS, MAX_TOP_K
+from ..models import MODELS
+from ._bench_gpu import GPU_LEGEND, choose_backend, choose_ranks, make_gpu_table, run_on_gpus
+from ._bench_options import (
+    ModeName,
+    check_models,
+    check_plot,
+    check_tokens,
+    format_of,
+    shapes_of,
+    tokens_of,
+)
 from ._bench_table import LEGEND, make_table, make_title
 from ._console import console, error_console, failures_reported, format_bytes, progress_bar
 from ._options import (
@@ -18,9 +28,7 @@ from ._options import (
     DtypeName,
     FormatName,
     JsonOption,
-    RanksOption,
     check_experts,
-    check_model,
 )
 
 if TYPE_CHECKING:
@@ -36,48 +44,21 @@ _CASE_TIMEOUT_SEC = 300.0
 _MEMORY_SHARE = 0.8
 
 
-def tokens_of(text: str) -> list[int]:
-    """Token counts of an option: ``1,8,256``, or ``1..64`` for the powers of two from 1 to 64.
-
-    Raises
-    ------
-    typer.BadParameter
-        It is neither.
-    """
-    counts: list[int] = []
-    for part in text.split(","):
-        first, dots, last = part.strip().partition("..")
-        if not first.isdecimal() or (dots and not last.isdecimal()):
-            raise typer.BadParameter(f"must be counts such as 1,8,256 or 1..8192, got {text}")
-        count, limit = int(first), int(last or first)
-        if count < 1 or limit < count:
-            raise typer.BadParameter(f"counts must be positive and ascending, got {text}")
-        while count <= limit:
-            counts.append(count)
-            count *= 2
-    return list(dict.fromkeys(counts))
-
-
-def _check_tokens(text: str) -> str:
-    tokens_of(text)
-    return text
-
-
-def _check_models(names: list[str] | None) -> list[str] | None:
-    for name in names or []:
-        check_model(name)
-    return names
-
-
 def bench(
     backend: BackendOption = "host",
-    ranks: RanksOption = 2,
+    ranks: Annotated[
+        int | None,
+        typer.Option(help="Ranks: 2 by default, or one a GPU.", min=1, max=MAX_RANKS),
+    ] = None,
+    one_gpu: Annotated[
+        bool, typer.Option("--one-gpu", help="Ranks are threads of one process on GPU 0.")
+    ] = False,
     threads: Annotated[int, typer.Option(help="Threads of a rank.", min=1, max=1024)] = 1,
     model: Annotated[
         list[str] | None,
         typer.Option(
             help=f"Sizes: {', '.join(MODELS)}. May be repeated; deepseek-v3 by default.",
-            callback=_check_models,
+            callback=check_models,
         ),
     ] = None,
     hidden: Annotated[int | None, typer.Option(help="Elements of a token.", min=1)] = None,
@@ -89,13 +70,34 @@ def bench(
     ] = None,
     tokens: Annotated[
         str,
-        typer.Option(help="Tokens of a rank: 1,8,256 or 1..8192.", callback=_check_tokens),
+        typer.Option(help="Tokens of a rank: 1,8,256 or 1..8192.", callback=check_tokens),
     ] = "1..8192",
     routing: Annotated[RoutingName, typer.Option(help="How picks are drawn.")] = RoutingName.random,
     dtype: Annotated[DtypeName, typer.Option(help="Element type of tokens.")] = DtypeName.bf16,
     format: Annotated[  # noqa: A002
-        FormatName | None, typer.Option(help="Quantised format of dispatched rows.")
+        str | None,
+        typer.Option(
+            "--format",
+            "--dispatch-format",
+            help=f"Quantised format of rows: fp8 (DeepSeekFp8), {', '.join(FormatName)}.",
+            callback=format_of,
+        ),
     ] = None,
+    fp8_combine: Annotated[
+        bool, typer.Option("--fp8-combine", help="Send combined rows as FP8.")
+    ] = False,
+    transport: Annotated[
+        TransportName, typer.Option(help="Transport to ask for.")
+    ] = TransportName.auto,
+    max_sms: Annotated[
+        int | None, typer.Option(help="Most multiprocessors of a kernel.", min=1)
+    ] = None,
+    pdl: Annotated[
+        bool | None, typer.Option("--pdl/--no-pdl", help="Programmatic dependent launch.")
+    ] = None,
+    mode: Annotated[ModeName, typer.Option(help="How GPU steps run.")] = ModeName.both,
+    replays: Annotated[int, typer.Option(help="Replays of a CUDA graph.", min=20)] = 24,
+    flashinfer: Annotated[bool, typer.Option(help="Measure FlashInfer if it imports.")] = True,
     in_place: Annotated[
         bool,
         typer.Option(
@@ -111,10 +113,16 @@ def bench(
         bool, typer.Option(help="Bind ranks to cores of their own where there are enough.")
     ] = True,
     baselines: Annotated[
-        bool, typer.Option(help="Measure memcpy and Gloo in the same run.")
+        bool, typer.Option(help="Measure memcpy and Gloo, or NCCL, in the same run.")
     ] = True,
     jsonl: Annotated[
         Path | None, typer.Option(help="Append one JSON line a case to this file.", dir_okay=False)
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw times into this file.", callback=check_plot)
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Of the sources, where they are no checkout.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -123,9 +131,16 @@ def bench(
     Every case is checked bit by bit before it is timed. docs/benchmark.md says what is measured
     and how.
     """
+    from ..bench.gpu.seat import GPU_BACKENDS
+    from ..bench.gpu.worker import GpuEffort
     from ..bench.worker import Effort
 
-    shapes = _shapes(model, hidden, top_k, experts)
+    backend = choose_backend(backend)
+    is_gpu = backend in GPU_BACKENDS
+    if one_gpu and not is_gpu:
+        raise typer.BadParameter(f"--one-gpu needs a GPU backend, got {backend}")
+    ranks = choose_ranks(ranks, is_one_gpu=one_gpu) if is_gpu else ranks or 2
+    shapes = shapes_of(model, hidden, top_k, experts)
     for shape in shapes:
         check_experts(shape.num_experts, ranks, shape.top_k)
     cases = [
@@ -137,12 +152,16 @@ def bench(
             top_k=shape.top_k,
             num_experts=shape.num_experts,
             dtype=dtype.value,
-            format_name=None if format is None else format.value,
+            format_name=format,
             routing=routing,
             seed=seed,
             backend=backend,
             threads=threads,
             is_in_place=in_place,
+            is_fp8_combine=fp8_combine,
+            transport=transport,
+            max_sms=max_sms,
+            pdl=pdl,
         )
         for shape in shapes
         for num_tokens in tokens_of(tokens)
@@ -152,7 +171,18 @@ def bench(
         sinks: list[Callable[[str], object]] = []
         if jsonl is not None:
             sinks.append(stack.enter_context(jsonl.open("a", buffering=1, encoding="utf-8")).write)
-        rows = _measure(cases, effort, sinks, is_pinned=pin)
+        if is_gpu:
+            modes = ("graph", "eager") if mode is ModeName.both else (mode.value,)
+            gpu_effort = GpuEffort(
+                modes, replays, has_baselines=baselines, has_flashinfer=baselines and flashinfer
+            )
+            rows = run_on_gpus(cases, gpu_effort, sinks, is_one_gpu=one_gpu, revision=revision)
+        else:
+            rows = _measure(cases, effort, sinks, is_pinned=pin, revision=revision)
+        if plot is not None:
+            from ..bench.plot import plot_rows
+
+            plot_rows(rows, plot)
     if as_json:
         import json
 
@@ -163,33 +193,23 @@ def bench(
     for shape in shapes:
         chosen = [row for row in rows if row["model"] == shape.name]
         if chosen:
+            if is_gpu:
+                out.print(make_gpu_table(chosen))
+                continue
             out.print(make_title(chosen[0]))
             out.print(make_table(chosen))
-    out.print(LEGEND)
-    if len(rows) < len(cases):
+    out.print(GPU_LEGEND if is_gpu else LEGEND)
+    if len({(row["model"], row["T"]) for row in rows}) < len(cases):
         raise typer.Exit(1)
 
 
-def _shapes(
-    names: list[str] | None, hidden: int | None, top_k: int | None, experts: int | None
-) -> list[ModelShape]:
-    """Sizes to measure: presets, with single sizes replaced."""
-    shapes = [MODELS[name] for name in dict.fromkeys(names or ["deepseek-v3"])]
-    if hidden is None and top_k is None and experts is None:
-        return shapes
-    return [
-        ModelShape(
-            f"{shape.name}*" if names else "custom",
-            hidden or shape.hidden_size,
-            top_k or shape.top_k,
-            experts or shape.num_experts,
-        )
-        for shape in shapes
-    ]
-
-
 def _measure(
-    cases: list[Case], effort: Effort, sinks: list[Callable[[str], object]], *, is_pinned: bool
+    cases: list[Case],
+    effort: Effort,
+    sinks: list[Callable[[str], object]],
+    *,
+    is_pinned: bool,
+    revision: str | None,
 ) -> list[dict[str, Any]]:
     """Run the cases that fit into memory, one after another; say which do not."""
     import json
@@ -201,7 +221,7 @@ def _measure(
 
     first = cases[0]
     rows: list[dict[str, Any]] = []
-    run = describe_run()
+    run = describe_run(revision)
     timeout = _CASE_TIMEOUT_SEC + 10 * effort.seconds
     with (
         RankTeam(first.world_size, threads=first.threads, is_pinned=is_pinned) as team,

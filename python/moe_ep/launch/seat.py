@@ -43,6 +43,8 @@ class Seat:
         Gloo process group of the team, or None.
     cores
         Cores this process is bound to, or None.
+    device
+        CUDA ordinal of instances on this rank; None leaves it to `BootstrapConfig`.
     objects
         What functions of the team keep from one call to the next.
     """
@@ -52,6 +54,7 @@ class Seat:
     comm: CommBackend
     group: torch.distributed.ProcessGroup | None = None
     cores: tuple[int, ...] | None = None
+    device: int | None = None
     objects: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -59,7 +62,9 @@ class Seat:
         """Bootstrap of instances on this rank."""
         from ..config import BootstrapConfig
 
-        return BootstrapConfig(self.world_size, self.rank, process_group=self.group)
+        return BootstrapConfig(
+            self.world_size, self.rank, process_group=self.group, device=self.device
+        )
 
 
 def meeting_of(backend: str) -> Meeting:

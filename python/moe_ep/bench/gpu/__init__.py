@@ -1,0 +1,1 @@
+"""Measurements on GPUs: CUDA graphs, eager steps, limits of the machine, NCCL, FlashInfer."""
