@@ -6,7 +6,7 @@
 # Needs Python >= 3.11 with torch, nanobind, scikit-build-core and pytest installed, CMake, nvcc and
 # GoogleTest; no network. Logs and figures go to GPU_CHECK_DIR (build/gpu_check).
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 2
 
 DIR=${GPU_CHECK_DIR:-build/gpu_check}
 PYTHON=${PYTHON:-python3}
@@ -50,7 +50,9 @@ print(why or "nvlink_one_sided is supported"); raise SystemExit(bool(why))'
 }
 
 run_pytest() {
-  "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider --durations=10 ${PYTEST_ARGS:-} tests/py
+  local more
+  read -ra more <<< "${PYTEST_ARGS:-}"
+  "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider --durations=10 "${more[@]}" tests/py
 }
 
 run_sanitizer() {
@@ -61,7 +63,9 @@ run_sanitizer() {
 }
 
 run_bench() {
-  "$PYTHON" -m moe_ep bench --backend nvlink_one_sided --json "$DIR/bench.jsonl" ${BENCH_ARGS:-}
+  local more
+  read -ra more <<< "${BENCH_ARGS:-}"
+  "$PYTHON" -m moe_ep bench --backend nvlink_one_sided --jsonl "$DIR/bench.jsonl" "${more[@]}"
 }
 
 for suite in "${SUITES[@]}"; do
