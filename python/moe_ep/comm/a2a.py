@@ -129,7 +129,7 @@ def moe_a2a_initialize(
         workspace, ep_rank, ep_size, max_num_tokens, eplb_stats_num_experts, backend
     )
     with torch.inference_mode(False):
-        return torch.tensor(fields, dtype=torch.int64)
+        return torch.tensor(fields, dtype=torch.int64, device="cpu")
 
 
 def moe_a2a_dispatch(

@@ -56,4 +56,4 @@ def moe_a2a_active_rank_mask(ranks: Iterable[int], ep_size: int) -> torch.Tensor
             rank = operator.index(rank)
         check_int(name, "ranks", rank, low=0, high=ep_size - 1)
         words[rank // 64] |= 1 << (rank % 64)
-    return torch.tensor(words, dtype=torch.uint64)
+    return torch.tensor(words, dtype=torch.uint64, device="cpu")

@@ -197,6 +197,7 @@ def test_nothing_is_left_after_many_instances():
         del drive
         gc.collect()
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
     def held():
         free = [torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]

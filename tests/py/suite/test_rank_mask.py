@@ -75,8 +75,8 @@ def bad_masks(rank):
     others = instance.active_rank_mask([r for r in range(4) if r != rank.rank])
     with pytest.raises(ValueError, match=rf"dispatch: .*own rank {rank.rank}"):
         instance.dispatch(**arguments, active_rank_mask=others)
-    beyond = torch.tensor([0b11111, 0, 0, 0], dtype=torch.uint64)
-    for mask in (beyond, torch.tensor([15, 1, 0, 0], dtype=torch.uint64)):
+    beyond = torch.tensor([0b11111, 0, 0, 0], dtype=torch.uint64, device="cpu")
+    for mask in (beyond, torch.tensor([15, 1, 0, 0], dtype=torch.uint64, device="cpu")):
         with pytest.raises(ValueError, match=r"dispatch: .*got"):
             instance.dispatch(**arguments, active_rank_mask=mask)
     for mask in (everybody.to(torch.int64), everybody[:0], everybody.view(2, 2), [15]):
@@ -118,7 +118,7 @@ def test_combine_inherits_the_mask(masked):
 
 def one_word(rank):
     instance = create(rank, enable_rank_mask=True)
-    mask = torch.tensor([15], dtype=torch.uint64)
+    mask = torch.tensor([15], dtype=torch.uint64, device="cpu")
     result = instance.dispatch(**CASE.tensors(rank.rank), active_rank_mask=mask)
     instance.combine(torch.zeros_like(result.hidden_states), active_rank_mask=mask)
 

@@ -170,6 +170,15 @@ def _run_in_process(
     return run_program(rank, call, ())
 
 
+def fill_memory_cache() -> None:
+    """Give torch memory to hand out on this stream: fresh memory may have to wait for kernels of
+    other ranks, which wait for this one.
+    """
+    small = [torch.empty(1 << 19, dtype=torch.uint8) for _ in range(32)]
+    large = torch.empty(32 << 20, dtype=torch.uint8)
+    del small, large
+
+
 def run_program(rank: Rank, program: Any, args: tuple[Any, ...]) -> Any:
     """Run a program with its rank's device as torch's default, on a stream of its own."""
     device = rank.backend.device_of(rank.rank)
@@ -177,6 +186,7 @@ def run_program(rank: Rank, program: Any, args: tuple[Any, ...]) -> Any:
         if device.type == "cpu":
             return program(rank, *args)
         with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device)), device:
+            fill_memory_cache()
             return program(rank, *args)
     finally:
         rank.close()
