@@ -6,7 +6,9 @@
 
 #include "protocol/one_sided.hpp"
 #include "protocol/reduce.hpp"
+#include "protocol/transport/counted.hpp"
 #include "protocol/transport/fence.hpp"
+#include "protocol/transport/lamport_combine.hpp"
 
 namespace protocol_device_check {
 
@@ -34,6 +36,22 @@ struct DeviceMemory {
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
     return value;
   }
+  __device__ void store_tag(std::uint64_t* tag, std::uint64_t value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(tag), "l"(value) : "memory");
+  }
+  __device__ std::uint64_t load_tag(const std::uint64_t* tag) {
+    std::uint64_t value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(tag) : "memory");
+    return value;
+  }
+  __device__ void add_release(std::uint64_t* counter, std::uint64_t bytes) {
+    asm volatile("red.release.sys.global.add.u64 [%0], %1;" ::"l"(counter), "l"(bytes) : "memory");
+  }
+  __device__ std::uint64_t load_acquire(const std::uint64_t* counter) {
+    std::uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(counter) : "memory");
+    return value;
+  }
   __device__ std::uint64_t now_ns() {
     std::uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
@@ -53,7 +71,9 @@ struct BlockCoop {
 struct BlockRows {
   const CombineParams& params;
   Bf16::Bits* output;
+  std::byte* scratch;
 
+  __device__ std::byte* staging(std::int32_t index) { return scratch + index * params.row_bytes; }
   __device__ void place(std::byte* to, const std::byte* from) {
     for (std::int64_t at = 0; at < params.row_bytes; ++at)
       to[at] = from[at];
@@ -69,7 +89,7 @@ struct BlockRows {
   }
 };
 
-static_assert(Memory<DeviceMemory> && Coop<BlockCoop>);
+static_assert(TagMemory<DeviceMemory> && CounterMemory<DeviceMemory> && Coop<BlockCoop>);
 
 __global__ void dispatch_step(DispatchParams params, StepStatus* status) {
   __shared__ alignas(StepStatus) std::byte shared[sizeof(StepStatus)];
@@ -84,9 +104,33 @@ __global__ void combine_step(CombineParams params, Bf16::Bits* output, StepStatu
   __shared__ alignas(StepStatus) std::byte shared[sizeof(StepStatus)];
   BlockCoop coop;
   DeviceMemory memory;
-  BlockRows rows{params, output};
+  BlockRows rows{params, output, nullptr};
   const StepStatus result =
       combine<FenceTransport>(coop, memory, rows, params, *reinterpret_cast<StepStatus*>(shared));
+  if (coop.thread_rank() == 0) *status = result;
+}
+
+__global__ void dispatch_other(DispatchParams params, StepStatus* status) {
+  __shared__ alignas(StepStatus) std::byte shared[sizeof(StepStatus)];
+  BlockCoop coop;
+  DeviceMemory memory;
+  auto& ended = *reinterpret_cast<StepStatus*>(shared);
+  const bool lamport = fits_lamport(params);
+  const StepStatus result = lamport ? lamport_dispatch(coop, memory, params, ended)
+                                    : counted_dispatch(coop, memory, params, ended);
+  if (coop.thread_rank() == 0) *status = result;
+}
+
+__global__ void combine_other(CombineParams params, Bf16::Bits* output, std::byte* scratch,
+                              StepStatus* status) {
+  __shared__ alignas(StepStatus) std::byte shared[sizeof(StepStatus)];
+  BlockCoop coop;
+  DeviceMemory memory;
+  BlockRows rows{params, output, scratch};
+  auto& ended = *reinterpret_cast<StepStatus*>(shared);
+  const bool lamport = params.transport == Transport::kLamport;
+  const StepStatus result = lamport ? lamport_combine(coop, memory, rows, params, ended)
+                                    : counted_combine(coop, memory, rows, params, ended);
   if (coop.thread_rank() == 0) *status = result;
 }
 
