@@ -83,7 +83,7 @@ def test_operators_pass_torchs_own_checks():
     instance = make(case)
     instance.dispatch(**case.tensors(0))
     rows = torch.zeros(3, 16, dtype=torch.bfloat16)
-    combine = (torch.zeros(1, dtype=torch.uint8), instance._number, rows, 3, None)
+    combine = (torch.zeros(1, dtype=torch.uint8), instance._traced.number, rows, 3, None)
     torch.library.opcheck(torch.ops.moe_ep.combine.default, combine, test_utils="test_schema")
 
 

@@ -23,7 +23,7 @@ from ..config import (
 from ..errors import TypeMismatchError
 from ..registry import register_communication
 from ..workspace_communication import WorkspaceCommunication
-from . import _operators
+from ._traced import TracedSteps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -95,11 +95,7 @@ class _NativeCommunication(WorkspaceCommunication):
         self._device = torch.device("cpu") if kind == 1 else torch.device("cuda", index)
         self._bytes: torch.Tensor | None = over_memory(self._impl.memory())
         self._combine_inputs: dict[View, torch.Tensor] = {}
-        self._number = _operators.number_of(self)
-        with torch.inference_mode(False):
-            self._token = torch.zeros(1, dtype=torch.uint8, device=self._device)
-        # n and T of the last dispatch that was traced for a compiled graph.
-        self._traced = (0, 0)
+        self._traced = TracedSteps(self)
 
     @classmethod
     def _construct(
@@ -157,7 +153,7 @@ class _NativeCommunication(WorkspaceCommunication):
             `set_active_ranks` or `recover` said).
         """
         if torch.compiler.is_compiling():
-            return self._trace_dispatch(
+            return self._traced.dispatch(
                 hidden_states,
                 topk_ids,
                 topk_weights,
@@ -181,45 +177,6 @@ class _NativeCommunication(WorkspaceCommunication):
                 self._make_result,
             ),
         )
-
-    def _trace_dispatch(
-        self,
-        hidden_states: torch.Tensor,
-        topk_ids: torch.Tensor,
-        topk_weights: torch.Tensor | None,
-        scale: torch.Tensor | None,
-        tokens_per_rank: int | None,
-        stats: torch.Tensor | None,
-        mask: torch.Tensor | None,
-        extras: dict[str, torch.Tensor],
-    ) -> MoEEpDispatchResult:
-        if tokens_per_rank is None:
-            tokens_per_rank = self.params.max_tokens_per_rank
-        names = sorted(extras)
-        self._traced = (topk_ids.shape[0], tokens_per_rank)
-        tensors = torch.ops.moe_ep.dispatch(
-            self._token,
-            self._number,
-            hidden_states,
-            topk_ids,
-            topk_weights,
-            scale,
-            tokens_per_rank,
-            stats,
-            mask,
-            "".join(names),
-            [len(name) for name in names],
-            [extras[name] for name in names],
-        )
-        fields = _operators.unpack(
-            tensors,
-            has_weights=topk_weights is not None,
-            has_scale=scale is not None,
-            has_stats=stats is not None,
-            extra_names=names,
-            tokens_per_rank=tokens_per_rank,
-        )
-        return MoEEpDispatchResult(**cast("Any", fields))
 
     def _make_result(self, views: tuple[Any, ...]) -> MoEEpDispatchResult:
         assert self._bytes is not None
@@ -251,21 +208,7 @@ class _NativeCommunication(WorkspaceCommunication):
             None, or the mask that the dispatch had; another one is a RuntimeError.
         """
         if torch.compiler.is_compiling():
-            if output is None:
-                return cast(
-                    "torch.Tensor",
-                    torch.ops.moe_ep.combine(
-                        self._token,
-                        self._number,
-                        expert_output,
-                        self._traced[0],
-                        active_rank_mask,
-                    ),
-                )
-            torch.ops.moe_ep.combine_into(
-                self._token, self._number, expert_output, output, active_rank_mask
-            )
-            return output
+            return self._traced.combine(expert_output, output, active_rank_mask)
         if output is None:
             num_tokens = self._impl.num_local_tokens()
             output = torch.empty(
@@ -282,11 +225,7 @@ class _NativeCommunication(WorkspaceCommunication):
                 f"get_combine_input_buffer: dtype must be a torch.dtype, got {dtype!r}"
             )
         if torch.compiler.is_compiling():
-            num_rows = self.bootstrap.world_size * self._traced[1]
-            return cast(
-                "torch.Tensor",
-                torch.ops.moe_ep.combine_input(self._token, self._number, num_rows, dtype),
-            )
+            return self._traced.combine_input(dtype)
         view = self._impl.combine_input_buffer(*dtype_triple(dtype))
         if view not in self._combine_inputs:
             assert self._bytes is not None
