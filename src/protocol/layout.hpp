@@ -53,15 +53,12 @@ struct SliceHeader {
   std::uint64_t magic;
   Epoch epoch;                      // of the last step begun
   std::uint32_t failed;             // devices: not 0 once a step has failed; then steps end at once
-  std::int64_t max_dispatch_bytes;  // largest dispatch region of any step so far
-  std::int64_t max_combine_bytes;   // largest combine region of any step so far
   RankMask active;                  // devices: of the last dispatch; its combine reads it
   std::uint32_t drain;              // devices: not 0 if peers pushed rows in the last combine
   std::uint32_t dispatch_arrivals;  // devices: blocks of the running dispatch that have finished
   std::uint32_t combine_arrivals;   // devices: the same of the running combine
-  std::int32_t num_tokens;          // that the own rank sent in the last dispatch (hosts)
   Epoch lamport_stamped[kLamportBanks];  // when all tags of a bank were last stamped
-  std::byte padding[40];
+  std::byte padding[60];
 };
 
 // What rank src tells the slice's owner, in line src. The signature is written before the dispatch

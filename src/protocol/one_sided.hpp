@@ -136,7 +136,6 @@ MOE_EP_HD inline void begin_dispatch(const DispatchParams& params,
                                      RowPlacement placement = RowPlacement::kCompact) {
   SliceHeader* header = params.workspace.header();
   header->epoch = next_epoch(header->epoch);
-  header->num_tokens = params.num_tokens;
   route_tokens(params, placement);
 }
 
