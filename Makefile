@@ -24,11 +24,15 @@ export CUDACXX ?= $(CUDA_DIR)/nvidia/cu13/bin/nvcc
 endif
 endif
 
-# GPU targets: this machine's, or one of the wheel's where there is none. `make wheel` builds them all.
-CUDA_ARCHITECTURES ?= $(if $(wildcard /dev/nvidiactl),native,90a-real)
+# GPU targets: this machine's. Where there is no GPU, `make cpp` compiles the kernels for one and the
+# package installed here goes without. `make wheel` builds them all.
+HAS_GPU := $(wildcard /dev/nvidiactl)
+CUDA_ARCHITECTURES ?= $(if $(HAS_GPU),native,90a-real)
+PACKAGE_CUDA ?= $(if $(HAS_GPU),AUTO,OFF)
 
 HEADERS := $(shell find include src -name '*.hpp')
 PIP_INSTALL := $(PIP) install --no-build-isolation --no-deps \
+  --config-settings=cmake.define.MOE_EP_CUDA=$(PACKAGE_CUDA) \
   --config-settings=cmake.define.MOE_EP_CUDA_ARCHITECTURES=$(CUDA_ARCHITECTURES)
 PACKAGE_FILES := CMakeLists.txt pyproject.toml $(HEADERS) \
   $(shell find bindings cmake src python -type f -not -name '*.pyc')

@@ -70,8 +70,8 @@ BACKENDS = {
         Backend("torch_dist", moe_ep.TorchDistConfig, "processes"),
         Backend("host-threads", moe_ep.HostAlltoAllConfig, "threads"),
         Backend("host-processes", moe_ep.HostAlltoAllConfig, "processes"),
+        # Among processes both run in the C++ suite.
         Backend("host-lamport", moe_ep.HostAlltoAllConfig, "threads", _EVERY_LAMPORT),
-        Backend("host-lamport-processes", moe_ep.HostAlltoAllConfig, "processes", _EVERY_LAMPORT),
         Backend("host-counted", moe_ep.HostAlltoAllConfig, "threads", {"cft": True}),
         Backend("torch_dist-staged", moe_ep.TorchDistConfig, "processes", device="cuda"),
         Backend("torch_dist-nccl", moe_ep.TorchDistConfig, "processes", {}, "cuda", "nccl"),
