@@ -4,8 +4,6 @@
 
 #include "simulation/sim_run.hpp"
 
-#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // neither follows fibers
-
 namespace moe_ep::testing::simulation {
 namespace {
 
@@ -113,5 +111,3 @@ TEST(PlantTest, OneSetIsEnoughWhereEveryPeerIsAwaitedAndTwoAreWhereNot) {
 
 }  // namespace
 }  // namespace moe_ep::testing::simulation
-
-#endif
