@@ -32,9 +32,9 @@ __all__ = [
 _INTS: dict[str, dict[str, Any]] = {
     "extra_payload_bytes_per_token": {"low": 0},
     "eplb_stats_num_experts": {"low": 0},
-    "cft_max_tokens_for_dispatch": {"low": 0},
-    "cft_max_tokens_for_combine": {"low": 0},
-    "lamport_max_tokens": {"low": 1, "optional": True},
+    "cft_max_tokens_for_dispatch": {"low": 0, "high": 2**31 - 1},
+    "cft_max_tokens_for_combine": {"low": 0, "high": 2**31 - 1},
+    "lamport_max_tokens": {"low": 1, "high": 2**31 - 1, "optional": True},
     "timeout_sec": {"low": 1, "high": MAX_TIMEOUT_SEC},
     "max_sms": {"low": 1, "optional": True},
     "num_threads": {"low": 1, "optional": True},

@@ -130,6 +130,14 @@ void warn_of_obstacles(const MoEEpCommParams& params, const Options& options) {
   if (options.cft.value_or(false) && !options.platform->has(Transport::kCounted)) {
     log_warning(options.class_name + ": cft=True, but backend '" + options.backend_name +
                 "' has no counted writes in this version; steps take the fence transport");
+  } else if (options.cft.value_or(false) &&
+             (params.hidden_size * itemsize(params.token_dtype()) % 16 != 0 ||
+              params.top_k % 4 != 0)) {
+    log_warning(concat(options.class_name,
+                       ": cft=True, but rows must be multiples of 16 bytes (ids too: top_k a "
+                       "multiple of 4), got hidden_size ",
+                       params.hidden_size, " and top_k ", params.top_k,
+                       "; steps take the fence transport"));
   }
 }
 

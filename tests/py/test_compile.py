@@ -87,6 +87,61 @@ def test_operators_pass_torchs_own_checks():
     torch.library.opcheck(torch.ops.moe_ep.combine.default, combine, test_utils="test_schema")
 
 
+def test_eager_steps_do_not_care_who_compiles(monkeypatch):
+    """torch's flag of a compilation is the whole process's; steps of other threads go on."""
+    case = Case(tokens=(3,), num_experts=4, hidden_size=16)
+    instance = make(case)
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    result = instance.dispatch(**case.tensors(0))
+    assert result.tokens_per_rank == 3
+    assert instance.combine(result.hidden_states).shape == (3, 16)
+
+
+def test_results_of_a_graph_are_memory_of_its_own():
+    """Compilers write other things into results that a graph has read."""
+    case = Case(tokens=(3,), num_experts=4, hidden_size=16)
+    instance = make(case)
+    arguments = case.tensors(0)
+    view = instance.dispatch(**arguments)
+    instance.combine(view.hidden_states)
+    kept = view.recv_counts.clone()
+    _, result = torch.compile(layer, backend="aot_eager", fullgraph=True)(instance, arguments)
+    for tensor in (result.hidden_states, result.topk_ids, result.topk_weights, result.recv_counts):
+        tensor.zero_()
+    assert torch.equal(view.recv_counts, kept)
+
+
+def test_a_compiled_combine_knows_the_tokens_of_an_eager_dispatch():
+    case = Case(tokens=(3,), num_experts=4, hidden_size=16, capacity=6)
+    instance = make(case)
+    result = instance.dispatch(**case.tensors(0))
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def finish(rows):
+        combined = instance.combine(rows)
+        return combined + combined.new_ones(combined.shape[0], 1)
+
+    assert finish(result.hidden_states).shape == (3, 16)
+
+
+def test_no_gradient_passes_a_compiled_layer():
+    case = Case(tokens=(3,), num_experts=4, hidden_size=16)
+    instance = make(case)
+    arguments = case.tensors(0)
+    arguments["hidden_states"].requires_grad_()
+    traced, _ = torch.compile(layer, backend="aot_eager", fullgraph=True)(instance, arguments)
+    assert not traced.requires_grad
+
+
+def test_too_many_extra_payloads_are_refused_in_a_graph():
+    case = Case(tokens=(3,), num_experts=4, hidden_size=16)
+    instance = make(case)
+    arguments = case.tensors(0)
+    arguments["extra_payloads"] = {str(i): torch.zeros(3, 1) for i in range(5)}
+    with pytest.raises(Exception, match="at most 4 tensors"):
+        torch.compile(layer, backend="aot_eager")(instance, arguments)
+
+
 def test_a_graph_whose_instance_is_gone_says_so():
     token = torch.zeros(1, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="instance must be alive"):

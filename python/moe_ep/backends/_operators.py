@@ -2,9 +2,8 @@
 
 A graph holds no Python object, so an instance goes by its number. Every operator writes the
 instance's token, a tensor of one element: that keeps the calls in the graph and in their order.
-Results are views of one workspace. `torch.library.custom_op` refuses results that share memory, so
-schemas are given to `torch.library.Library`; graphs treat each result as memory of its own, which
-holds as long as nobody but the protocol writes a workspace.
+A graph takes every result for memory of its own and writes other things there once it has read it,
+so results are copies; those of eager steps are views of the workspace.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from ..config import MoEEpDispatchResult
     from .native import _NativeCommunication
 
-__all__ = ["number_of", "unpack"]
+__all__ = ["MAX_EXTRAS", "number_of", "unpack"]
 
 _numbers = itertools.count(1)
 _instances: weakref.WeakValueDictionary[int, _NativeCommunication] = weakref.WeakValueDictionary()
@@ -55,28 +54,31 @@ def _split(names: str, lengths: Sequence[int]) -> list[str]:
 Received = tuple[
     Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor
 ]  # fmt: skip
-_MAX_EXTRAS = 4
+MAX_EXTRAS = 4
 
 
 def _fill(token: Tensor, tensors: Sequence[Tensor | None], extras: Sequence[Tensor]) -> Received:
-    row = [*tensors, *extras, *[None] * (_MAX_EXTRAS - len(extras))]
+    row = [*tensors, *extras, *[None] * (MAX_EXTRAS - len(extras))]
     return cast(
         "Received", tuple(token.new_empty(0) if tensor is None else tensor for tensor in row)
     )
 
 
 def _pack(token: Tensor, result: MoEEpDispatchResult) -> Received:
+    def copy(view: Tensor | None) -> Tensor | None:
+        return None if view is None else view.clone()
+
     return _fill(
         token,
         [
-            result.hidden_states,
-            result.topk_ids,
-            result.recv_counts,
-            result.topk_weights,
-            result.hidden_states_scale,
-            result.eplb_gathered_stats,
+            copy(result.hidden_states),
+            copy(result.topk_ids),
+            copy(result.recv_counts),
+            copy(result.topk_weights),
+            copy(result.hidden_states_scale),
+            copy(result.eplb_gathered_stats),
         ],
-        list((result.extra_payloads or {}).values()),
+        [rows.clone() for rows in (result.extra_payloads or {}).values()],
     )
 
 
@@ -213,15 +215,7 @@ def _fake_combine_into(
     return None
 
 
-def _combine_input(token: Tensor, number: int, num_rows: int, dtype: torch.dtype) -> Tensor:
-    return _instance(number).get_combine_input_buffer(dtype)
-
-
-def _fake_combine_input(token: Tensor, number: int, num_rows: int, dtype: torch.dtype) -> Tensor:
-    return token.new_empty((num_rows, _instance(number).params.hidden_size), dtype=dtype)
-
-
-_RECEIVED = "(" + ", ".join(["Tensor"] * (6 + _MAX_EXTRAS)) + ")"
+_RECEIVED = "(" + ", ".join(["Tensor"] * (6 + MAX_EXTRAS)) + ")"
 _SCHEMAS = f"""
 dispatch(Tensor(a!) token, int number, Tensor hidden_states, Tensor topk_ids, Tensor? topk_weights,
     Tensor? hidden_states_scale, SymInt tokens_per_rank, Tensor? eplb_local_stats,
@@ -231,14 +225,12 @@ combine(Tensor(a!) token, int number, Tensor expert_output, SymInt num_tokens,
     Tensor? active_rank_mask) -> Tensor
 combine_into(Tensor(a!) token, int number, Tensor expert_output, Tensor(b!) output,
     Tensor? active_rank_mask) -> ()
-combine_input(Tensor(a!) token, int number, SymInt num_rows, ScalarType dtype) -> Tensor
 """
 # What runs an operator, and what makes its results' shapes.
 _IMPLEMENTATIONS: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
     "dispatch": (_dispatch, _fake_dispatch),
     "combine": (_combine, _fake_combine),
     "combine_into": (_combine_into, _fake_combine_into),
-    "combine_input": (_combine_input, _fake_combine_input),
 }
 
 _library: Any = cast("Any", torch.library).Library("moe_ep", "DEF")

@@ -10,6 +10,7 @@ import torch
 
 import moe_ep._core as _core
 
+from .._leaving import destroy_at_exit
 from .._views import View, cut, dtype_triple, over_memory
 from ..comm.default import check_comm_backend, default_comm_backend
 from ..comm.rank_mask import moe_a2a_active_rank_mask
@@ -96,6 +97,8 @@ class _NativeCommunication(WorkspaceCommunication):
         self._bytes: torch.Tensor | None = over_memory(self._impl.memory())
         self._combine_inputs: dict[View, torch.Tensor] = {}
         self._traced = TracedSteps(self)
+        if self._device.type == "cpu":  # elsewhere it may wait for a peer
+            destroy_at_exit(self)
 
     @classmethod
     def _construct(
@@ -152,7 +155,7 @@ class _NativeCommunication(WorkspaceCommunication):
             for these ranks. Needs enable_rank_mask. None is the default mask (all ranks, or what
             `set_active_ranks` or `recover` said).
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return self._traced.dispatch(
                 hidden_states,
                 topk_ids,
@@ -163,20 +166,19 @@ class _NativeCommunication(WorkspaceCommunication):
                 active_rank_mask,
                 extra_payloads or {},
             )
-        return cast(
-            "MoEEpDispatchResult",
-            self._impl.dispatch(
-                hidden_states,
-                topk_ids,
-                topk_weights,
-                hidden_states_scale,
-                runtime_max_tokens_per_rank,
-                eplb_local_stats,
-                active_rank_mask,
-                extra_payloads,
-                self._make_result,
-            ),
+        result = self._impl.dispatch(
+            hidden_states,
+            topk_ids,
+            topk_weights,
+            hidden_states_scale,
+            runtime_max_tokens_per_rank,
+            eplb_local_stats,
+            active_rank_mask,
+            extra_payloads,
+            self._make_result,
         )
+        self._traced.num_tokens = topk_ids.shape[0]
+        return cast("MoEEpDispatchResult", result)
 
     def _make_result(self, views: tuple[Any, ...]) -> MoEEpDispatchResult:
         assert self._bytes is not None
@@ -207,7 +209,7 @@ class _NativeCommunication(WorkspaceCommunication):
         active_rank_mask
             None, or the mask that the dispatch had; another one is a RuntimeError.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return self._traced.combine(expert_output, output, active_rank_mask)
         if output is None:
             num_tokens = self._impl.num_local_tokens()
@@ -224,7 +226,7 @@ class _NativeCommunication(WorkspaceCommunication):
             raise TypeMismatchError(
                 f"get_combine_input_buffer: dtype must be a torch.dtype, got {dtype!r}"
             )
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             return self._traced.combine_input(dtype)
         view = self._impl.combine_input_buffer(*dtype_triple(dtype))
         if view not in self._combine_inputs:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from .._groups import group_size, resolve_group
 from .._handshake import agree, params_fields
+from .._leaving import destroy_at_exit
 from ..comm.default import SingleRankBackend, check_comm_backend
 from ..comm.torch_dist import TorchDistBackend
 from ..communication import MoEEpCommunication
@@ -116,6 +117,7 @@ class TorchDistAlltoAll(MoEEpCommunication):
         # Makes the error anew each time: a kept one would keep its traceback's tensors alive.
         self._pending: Callable[[], MoEEpError] | None = None
         self._destroyed = False
+        destroy_at_exit(self)
 
     @classmethod
     def is_platform_supported(cls) -> bool:
