@@ -86,10 +86,9 @@ HostSegment HostSegment::create(std::size_t bytes) {
 HostSegment HostSegment::create(std::size_t bytes, SegmentKind kind) {
   require_file_size_allowed(bytes);
   require_free_memory(bytes);
-  HostSegment segment;
-  segment.fd_ = kind == SegmentKind::kMemfd ? open_memfd() : open_shm();
-  if (!segment.fd_) detail::throw_errno(kOperation, "memfd_create", errno);
-  const int fd = segment.fd_.get();
+  UniqueFd opened = kind == SegmentKind::kMemfd ? open_memfd() : open_shm();
+  if (!opened) detail::throw_errno(kOperation, "memfd_create", errno);
+  const int fd = opened.get();
   if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
     detail::throw_errno(kOperation, "ftruncate to " + std::to_string(bytes) + " bytes", errno);
   }
@@ -99,8 +98,15 @@ HostSegment HostSegment::create(std::size_t bytes, SegmentKind kind) {
     detail::throw_errno(kOperation, "fcntl(F_ADD_SEALS)", errno);
   }
   const struct stat status = status_of(fd);
-  segment.id_ = {
-      .kind = kind, .fd = fd, .device = status.st_dev, .inode = status.st_ino, .bytes = bytes};
+  HostSegment segment;
+  segment.id_ = {.kind = kind,
+                 .fd = fd,
+                 .key = detail::random_u64(),
+                 .device = status.st_dev,
+                 .inode = status.st_ino,
+                 .bytes = bytes};
+  segment.fd_ = std::make_shared<const UniqueFd>(std::move(opened));
+  segment.published_ = std::make_unique<Published>(segment.id_.key, segment.fd_);
   return segment;
 }
 

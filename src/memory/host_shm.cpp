@@ -181,7 +181,7 @@ void HostWorkspace::map_segments(const std::vector<MemberInfo>& infos, std::size
   for (std::size_t member = 0; member < infos.size(); ++member) {
     // Who uses this view already has its memory here, contents and all.
     if (mapped_ && infos[member].same_view(infos[own])) continue;
-    view_->map(infos[member].rank, segments.fd(member, operation));
+    view_->map(infos[member].rank, segments.fd(member, operation)->get());
   }
 }
 
@@ -189,7 +189,7 @@ void HostWorkspace::create_view(CommBackend& comm, const std::vector<MemberInfo>
   const auto own = index_of(comm);
   const bool one_process = in_one_process(infos);
   const SharedSegments segments(comm, infos);
-  std::optional<Publication> publication;
+  std::optional<Publication<SliceMap>> publication;
   auto failure = failure_of([&] {
     if (one_process && own != 0) return;
     view_ = std::make_shared<SliceMap>(num_ranks_, segment_bytes());
@@ -199,7 +199,7 @@ void HostWorkspace::create_view(CommBackend& comm, const std::vector<MemberInfo>
   gather_outcomes(comm, kCreate, failure);
   if (!one_process) return;
   failure = failure_of([&] {
-    if (own != 0) view_ = Publication::find(id_);
+    if (own != 0) view_ = Publication<SliceMap>::find(id_);
   });
   gather_outcomes(comm, kCreate, failure);  // the publication outlives everybody's search
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <type_traits>
+#include <utility>
 
 #include <moe_ep/error.hpp>
 
@@ -91,12 +92,15 @@ SharedSegments::SharedSegments(CommBackend& comm, const std::vector<MemberInfo>&
     announced_.push_back(info.segment);
   if (in_one_process(infos)) return;
   const auto own = static_cast<std::size_t>(comm.get_rank());
-  received_ = exchange_fds(comm, announced_[own].fd);
+  for (detail::UniqueFd& fd : exchange_fds(comm, announced_[own].fd))
+    received_.push_back(std::make_shared<const detail::UniqueFd>(std::move(fd)));
 }
 
-int SharedSegments::fd(std::size_t member, std::string_view operation) const {
-  const int fd = received_.empty() ? announced_[member].fd : received_[member].get();
-  require_segment(fd, announced_[member], operation);
+std::shared_ptr<const detail::UniqueFd> SharedSegments::fd(std::size_t member,
+                                                           std::string_view operation) const {
+  const SegmentId& announced = announced_[member];
+  auto fd = received_.empty() ? HostSegment::find(announced) : received_[member];
+  require_segment(fd->get(), announced, operation);
   return fd;
 }
 

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -53,11 +54,11 @@ class SharedSegments {
   SharedSegments(CommBackend& comm, const std::vector<MemberInfo>& infos);
 
   // Checked: the segment that the member announced, unable to shrink. @throws MoEEpError
-  int fd(std::size_t member, std::string_view operation) const;
+  std::shared_ptr<const detail::UniqueFd> fd(std::size_t member, std::string_view operation) const;
 
  private:
   std::vector<SegmentId> announced_;
-  std::vector<detail::UniqueFd> received_;  // empty in one process
+  std::vector<std::shared_ptr<const detail::UniqueFd>> received_;  // empty in one process
 };
 
 }  // namespace moe_ep::memory

@@ -69,6 +69,18 @@ TEST(HostSegmentTest, OtherDescriptorsAreNotTakenForIt) {
               ThrowsMessage<MoEEpError>(HasSubstr("sealed against shrinking")));
 }
 
+TEST(HostSegmentTest, DescriptorStaysOpenWhileAnotherThreadUsesIt) {
+  auto segment = HostSegment::create(4 * kPage);
+  const SegmentId id = segment.id();
+  {
+    const auto shared = HostSegment::find(id);
+    segment.reset();
+    EXPECT_NO_THROW(require_segment(shared->get(), id, "test"));
+    EXPECT_THROW(HostSegment::find(id), MoEEpError);  // it is no longer held out
+  }
+  EXPECT_THROW(require_segment(id.fd, id, "test"), MoEEpError);
+}
+
 // The lack of memory itself is tested with made-up numbers (free_memory_test.cpp): a test that
 // asked the kernel for too much would take the machine down the day the check is lost.
 TEST(HostSegmentTest, MoreThanALimitAllowsIsAnErrorAtOnce) {

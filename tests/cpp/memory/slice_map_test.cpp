@@ -94,16 +94,16 @@ TEST(SliceMapTest, DestructionGivesTheAddressesBack) {
 
 TEST(PublicationTest, IsFoundWhileItLives) {
   auto view = std::make_shared<SliceMap>(1, kPage);
-  EXPECT_THROW(Publication::find(7), MoEEpError);
+  EXPECT_THROW(Publication<SliceMap>::find(7), MoEEpError);
   {
-    const Publication publication(7, view);
-    EXPECT_EQ(Publication::find(7), view);
-    EXPECT_THROW(Publication::find(8), MoEEpError);
+    const Publication<SliceMap> publication(7, view);
+    EXPECT_EQ(Publication<SliceMap>::find(7), view);
+    EXPECT_THROW(Publication<SliceMap>::find(8), MoEEpError);
   }
-  EXPECT_THROW(Publication::find(7), MoEEpError);
-  const Publication publication(9, view);
+  EXPECT_THROW(Publication<SliceMap>::find(7), MoEEpError);
+  const Publication<SliceMap> publication(9, view);
   view.reset();
-  EXPECT_THROW(Publication::find(9), MoEEpError);  // it keeps nothing alive
+  EXPECT_THROW(Publication<SliceMap>::find(9), MoEEpError);  // it keeps nothing alive
 }
 
 }  // namespace
