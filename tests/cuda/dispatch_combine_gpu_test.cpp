@@ -13,11 +13,29 @@ constexpr int kExperts = 5;  // of the statistics
 constexpr std::int64_t kDispatchRow = 1600;
 constexpr std::int64_t kCombineRow = 1400;
 
-protocol::WorkspaceLayout layout_for(int num_ranks, int max_tokens) {
+protocol::WorkspaceLayout layout_for(int num_ranks, int max_tokens, protocol::DataWords words) {
+  protocol::TransportRegions regions;
+  regions.lamport = {.max_tokens = max_tokens,
+                     .top_k = kMaxTopK,
+                     .value_bytes = kDispatchRow,
+                     .scale_bytes = 128,
+                     .combine_bytes = kCombineRow,
+                     .words = words};
   return protocol::WorkspaceLayout::make(
       num_ranks, max_tokens, kExperts,
       protocol::WorkspaceLayout::required_bytes(num_ranks, max_tokens, kExperts, kDispatchRow,
-                                                kCombineRow));
+                                                kCombineRow, regions),
+      regions);
+}
+
+// Fence and Lamport steps in any order.
+StepShape any_shape(Random& random, Rig& rig) {
+  const protocol::WorkspaceLayout& layout = rig[0].workspace.layout;
+  if (pick(random, 0, 1) == 0) {
+    return random_lamport_shape(random, layout, kDispatchRow, kCombineRow);
+  }
+  return random_shape(random, layout.num_ranks, layout.max_tokens, kExperts, kDispatchRow,
+                      kCombineRow);
 }
 
 struct Place {
@@ -45,8 +63,9 @@ class DispatchCombineGpuTest : public ::testing::TestWithParam<Place> {
     }
   }
   int num_ranks() const { return static_cast<int>(GetParam().devices.size()); }
-  std::unique_ptr<Rig> make_rig(int max_tokens) const {
-    return std::make_unique<Rig>(GetParam().devices, layout_for(num_ranks(), max_tokens));
+  std::unique_ptr<Rig> make_rig(int max_tokens,
+                                protocol::DataWords words = protocol::DataWords::kBf16) const {
+    return std::make_unique<Rig>(GetParam().devices, layout_for(num_ranks(), max_tokens, words));
   }
 };
 
@@ -73,11 +92,11 @@ void choose_tuning(Step& step, Random& random) {
 TEST_P(DispatchCombineGpuTest, RandomStepsAreExact) {
   Random random(17u + static_cast<unsigned>(num_ranks()));
   for (const int max_tokens : {3, 70}) {
-    const auto rig = make_rig(max_tokens);
+    const auto rig = make_rig(
+        max_tokens, max_tokens == 3 ? protocol::DataWords::kFp4 : protocol::DataWords::kFp8);
     for (int index = 0; index < num_cases(24); ++index) {
       SCOPED_TRACE("capacity " + std::to_string(max_tokens) + ", case " + std::to_string(index));
-      const StepShape shape =
-          random_shape(random, num_ranks(), max_tokens, kExperts, kDispatchRow, kCombineRow);
+      const StepShape shape = any_shape(random, *rig);
       Step step(*rig, shape, random);
       choose_tuning(step, random);
       step.run();
@@ -96,7 +115,7 @@ TEST_P(DispatchCombineGpuTest, StepsFollowEachOtherWithoutTheHost) {
       (*rig)[rank].options.pdl = pdl;
     std::vector<std::unique_ptr<Step>> steps;
     for (int index = 0; index < num_cases(12); ++index) {
-      StepShape shape = random_shape(random, num_ranks(), 40, kExperts, kDispatchRow, kCombineRow);
+      StepShape shape = any_shape(random, *rig);
       shape.active = RankMask::first(num_ranks());
       steps.push_back(std::make_unique<Step>(*rig, shape, random));
       choose_tuning(*steps.back(), random);
@@ -116,7 +135,7 @@ TEST_P(DispatchCombineGpuTest, RanksMayBeLaunchedOneAfterAnother) {
   Random random(99u);
   const auto rig = make_rig(33);
   for (int index = 0; index < num_cases(8); ++index) {
-    StepShape shape = random_shape(random, num_ranks(), 33, kExperts, kDispatchRow, kCombineRow);
+    StepShape shape = any_shape(random, *rig);
     shape.active = RankMask::first(num_ranks());
     Step step(*rig, shape, random);
     choose_tuning(step, random);
@@ -163,7 +182,7 @@ TEST_P(DispatchCombineGpuTest, GraphsOfSeveralSizesMixWithEagerSteps) {
     std::vector<std::unique_ptr<Step>> steps;
     std::vector<std::unique_ptr<Graph>> graphs;
     for (const int tokens : {1, 7, 64}) {
-      StepShape shape = random_shape(random, num_ranks(), 64, kExperts, kDispatchRow, kCombineRow);
+      StepShape shape = any_shape(random, *rig);
       shape.active = RankMask::first(num_ranks());
       shape.tokens_per_rank = tokens;
       steps.push_back(std::make_unique<Step>(*rig, shape, random));
@@ -199,7 +218,7 @@ TEST_P(DispatchCombineGpuTest, EpochsMayWrap) {
   for (const protocol::Epoch epoch : {0x7ffffffdu, 0xfffffffdu}) {
     rig->reset(epoch);
     for (int index = 0; index < 6; ++index) {
-      StepShape shape = random_shape(random, num_ranks(), 9, kExperts, kDispatchRow, kCombineRow);
+      StepShape shape = any_shape(random, *rig);
       shape.active = RankMask::first(num_ranks());
       Step step(*rig, shape, random);
       choose_tuning(step, random);

@@ -64,14 +64,16 @@ void Step::refill(Random& random) {
     for (std::byte& byte : own.expert_rows)
       byte = static_cast<std::byte>(0xff);  // NaNs
     for (int src = 0; src < rig_.size(); ++src) {
-      const auto count = visitors(src, rank).size();
-      for (std::size_t i = 0; i < count; ++i) {
-        std::byte* to = own.expert_rows.data() +
-                        (static_cast<std::size_t>(src * shape_.tokens_per_rank) + i) * row;
+      const std::vector<int> tokens = visitors(src, rank);
+      for (std::size_t i = 0; i < tokens.size(); ++i) {
+        const int index = src * shape_.tokens_per_rank + row_of(tokens[i], static_cast<int>(i));
+        std::byte* to = own.expert_rows.data() + static_cast<std::size_t>(index) * row;
         for (int element = 0; element < shape_.elements; ++element) {
           // Values of all sizes, now and then anything at all.
           std::uint32_t bits = static_cast<std::uint32_t>(random());
-          if (bits % 64 != 0) {
+          if (bits % 128 == 1) {
+            bits = ~0u;  // twice in a row: a word that landing rows cannot hold
+          } else if (bits % 64 != 0) {
             const float value = std::normal_distribution<float>(0.0f, 2.0f)(random);
             bits = shape_.format == protocol::kCombineFp32   ? protocol::Fp32::from_float(value)
                    : shape_.format == protocol::kCombineFp16 ? protocol::Fp16::from_float(value)
@@ -119,6 +121,7 @@ void Step::allocate(int rank, Random& random) {
   fields[protocol::kTokensPerRank] = shape_.tokens_per_rank;
   fields[protocol::kNumExperts] = shape_.num_experts;
   fields[protocol::kTopK] = shape_.top_k;
+  fields[protocol::kTransport] = static_cast<std::int32_t>(shape_.transport);
   fields[protocol::kNumPayloads] = step.num_payloads;
   for (std::size_t payload = 0; payload < row_bytes.size(); ++payload) {
     fields[protocol::kFirstRowBytes + static_cast<int>(payload)] = row_bytes[payload];
@@ -162,6 +165,7 @@ void Step::allocate(int rank, Random& random) {
   combine.row_bytes = row;
   combine.format = shape_.format | (shape_.fp8_wire ? protocol::kCombineFp8Wire : 0);
   combine.timeout_ns = shape_.timeout_ns;
+  combine.transport = shape_.transport;
   own.expert_rows.resize(all_rows * static_cast<std::size_t>(row));
   if (own.in_place) {
     own.expert_memory = DeviceBuffer(place.device, own.expert_rows.size());
@@ -236,8 +240,15 @@ void Step::fill(int rank, Random& random) {
   for (std::size_t payload = 0; payload < row_bytes.size(); ++payload) {
     const auto bytes = static_cast<std::size_t>(row_bytes[payload]);
     own.rows[payload].resize(static_cast<std::size_t>(own.num_tokens) * bytes);
-    for (std::byte& byte : own.rows[payload])
-      byte = static_cast<std::byte>(random());
+    // Bytes that are alike now and then, as those of sentinels are.
+    for (std::size_t at = 0; at < own.rows[payload].size(); ++at) {
+      constexpr std::byte kSentinels[] = {std::byte{0xff}, std::byte{0x88}};
+      own.rows[payload][at] =
+          pick(random, 0, 7) != 0 ? static_cast<std::byte>(random()) : kSentinels[at / 8 % 2];
+    }
+    if (pick(random, 0, 3) == 0) {
+      std::fill(own.rows[payload].begin(), own.rows[payload].end(), std::byte{0xff});
+    }
     const protocol::Payload& from = own.dispatch.payloads[payload];
     std::vector<std::byte> spread(own.payload_memory[payload].size(), std::byte{0x22});
     const auto offset = static_cast<std::size_t>(from.rows - own.payload_memory[payload].data());

@@ -16,6 +16,7 @@ using Random = std::mt19937;
 
 // What all ranks share in a step.
 struct StepShape {
+  Transport transport = Transport::kFence;
   int tokens_per_rank = 4;  // T
   int top_k = 2;
   int num_experts = 8;
@@ -79,6 +80,10 @@ class Step {
   void check();
 
  private:
+  // Where the `nth` of the tokens that go from one rank to another lies in its block.
+  int row_of(int token, int nth) const {
+    return shape_.transport == Transport::kLamport ? token : nth;
+  }
   void allocate(int rank, Random& random);
   void fill(int rank, Random& random);
   // Tokens of `src` that visit `dst`, ascending.
@@ -95,6 +100,10 @@ class Step {
 // A random shape whose rows fit the rig's layout.
 StepShape random_shape(Random& random, int num_ranks, int max_tokens, int eplb_experts,
                        std::int64_t max_dispatch_row, std::int64_t max_combine_row);
+
+// The same, made into a step that `layout` can take as a Lamport step, if it has any.
+StepShape random_lamport_shape(Random& random, const protocol::WorkspaceLayout& layout,
+                               std::int64_t max_dispatch_row, std::int64_t max_combine_row);
 
 inline int pick(Random& random, int from, int to) {
   return std::uniform_int_distribution<int>(from, to)(random);

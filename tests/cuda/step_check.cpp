@@ -8,6 +8,7 @@
 #include "protocol/fp8_wire.hpp"
 #include "protocol/reduce.hpp"
 #include "protocol/scale_layout.hpp"
+#include "protocol/transport/sentinel.hpp"
 #include "step.hpp"
 
 namespace moe_ep::testing {
@@ -27,6 +28,19 @@ float read_float(const std::byte* from, std::int32_t format) {
   const auto narrow = static_cast<std::uint16_t>(bits);
   return format == protocol::kCombineFp16 ? protocol::Fp16::to_float(narrow)
                                           : protocol::Bf16::to_float(narrow);
+}
+
+// A row as it reads after it has gone through landing rows.
+std::vector<std::byte> canonical_row(const std::byte* row, std::size_t bytes,
+                                     protocol::DataWords words) {
+  std::vector<std::byte> arrives(row, row + bytes);
+  for (std::size_t at = 0; at + 4 <= bytes; at += 4) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, row + at, 4);
+    word = protocol::canonical(word, words);
+    std::memcpy(arrives.data() + at, &word, 4);
+  }
+  return arrives;
 }
 
 // A row as it reads after it has gone over the FP8 wire: codes and scales.
@@ -108,21 +122,28 @@ void Step::check_arrivals(int rank) {
       const std::vector<int> tokens = visitors(src, rank);
       const std::byte* block =
           got.data() + static_cast<std::size_t>(src * shape_.tokens_per_rank) * bytes;
+      std::vector<bool> holds(static_cast<std::size_t>(shape_.tokens_per_rank), false);
       for (std::size_t i = 0; i < tokens.size(); ++i) {
-        const std::byte* want =
+        const auto index = static_cast<std::size_t>(row_of(tokens[i], static_cast<int>(i)));
+        holds[index] = true;
+        const std::byte* sent =
             from.rows[payload].data() + static_cast<std::size_t>(tokens[i]) * bytes;
-        if (std::memcmp(block + i * bytes, want, bytes) != 0) {
-          fail("rank ", rank, ": row ", i, " of rank ", src, " (token ", tokens[i],
+        const bool travels = shape_.transport == Transport::kLamport && payload == 0 && src != rank;
+        const std::vector<std::byte> want =
+            travels ? canonical_row(sent, bytes, own.dispatch.workspace.layout.lamport.words)
+                    : std::vector<std::byte>(sent, sent + bytes);
+        if (std::memcmp(block + index * bytes, want.data(), bytes) != 0) {
+          fail("rank ", rank, ": row ", index, " of rank ", src, " (token ", tokens[i],
                ") differs in payload ", payload, " of ", bytes, " bytes");
         }
       }
       if (payload != 1 || !shape_.ids_converted) continue;
-      for (std::size_t i = tokens.size() * bytes;
-           i < static_cast<std::size_t>(shape_.tokens_per_rank) * bytes; i += 4) {
+      for (std::size_t at = 0; at < holds.size() * bytes; at += 4) {
+        if (holds[at / bytes]) continue;
         std::int32_t id = 0;
-        std::memcpy(&id, block + i, 4);
+        std::memcpy(&id, block + at, 4);
         if (id != shape_.invalid_expert_id) {
-          fail("rank ", rank, ": row ", i / bytes, " of rank ", src, " has no token, but id ", id);
+          fail("rank ", rank, ": row ", at / bytes, " of rank ", src, " has no token, but id ", id);
         }
       }
     }
@@ -164,8 +185,8 @@ void Step::check_sums(int rank) {
     for (int peer = 0; peer < rig_.size(); ++peer) {
       if (!visits(rank, token, peer)) continue;
       const auto at = static_cast<std::size_t>(peer);
-      const std::size_t index =
-          static_cast<std::size_t>(rank * shape_.tokens_per_rank + next_row[at]++);
+      const auto index =
+          static_cast<std::size_t>(rank * shape_.tokens_per_rank + row_of(token, next_row[at]++));
       const std::byte* from = ranks_[at].expert_rows.data() + index * row;
       std::vector<float> values(elements);
       for (std::size_t i = 0; i < elements; ++i) {
@@ -271,6 +292,21 @@ StepShape random_shape(Random& random, int num_ranks, int max_tokens, int eplb_e
   constexpr DType kDtypes[] = {kBFloat16, kFloat16, kFloat32};
   shape.output_dtype = kDtypes[pick(random, 0, 2)];
   shape.sf_layout = static_cast<SfLayout>(pick(random, 0, 2));
+  return shape;
+}
+
+StepShape random_lamport_shape(Random& random, const protocol::WorkspaceLayout& layout,
+                               std::int64_t max_dispatch_row, std::int64_t max_combine_row) {
+  StepShape shape = random_shape(random, layout.num_ranks, layout.max_tokens, 0, max_dispatch_row,
+                                 max_combine_row);
+  shape.ids_converted = true;
+  shape.format = protocol::kCombineBf16;
+  shape.fp8_wire = false;
+  shape.tokens_per_rank = std::min(shape.tokens_per_rank, layout.lamport.max_tokens);
+  if (shape.extra_bytes.size() > 1) shape.extra_bytes.resize(1);  // scales
+  shape.hidden_bytes = std::min(shape.hidden_bytes, static_cast<int>(layout.lamport.row_stride));
+  shape.elements = std::min(shape.elements, static_cast<int>(layout.lamport.combine_stride / 2));
+  shape.transport = Transport::kLamport;
   return shape;
 }
 

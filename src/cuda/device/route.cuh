@@ -76,7 +76,44 @@ struct RankBits {
       if (rank / 32 == word) words[word] |= 1u << (rank % 32);
     }
   }
+  __device__ __forceinline__ bool test(std::int32_t rank) const {
+    bool found = false;
+#pragma unroll
+    for (int word = 0; word < Words; ++word) {
+      if (rank / 32 == word) found = (words[word] >> (rank % 32) & 1) != 0;
+    }
+    return found;
+  }
+  __device__ __forceinline__ RankBits without(std::int32_t rank) const {
+    RankBits others = *this;
+#pragma unroll
+    for (int word = 0; word < Words; ++word) {
+      if (rank / 32 == word) others.words[word] &= ~(1u << (rank % 32));
+    }
+    return others;
+  }
+  // Removes the lowest rank and returns it; -1: there is none.
+  __device__ __forceinline__ std::int32_t take_lowest() {
+    std::int32_t rank = -1;
+#pragma unroll
+    for (int word = 0; word < Words; ++word) {
+      if (rank >= 0 || words[word] == 0) continue;
+      rank = 32 * word + __ffs(static_cast<int>(words[word])) - 1;
+      words[word] &= words[word] - 1;
+    }
+    return rank;
+  }
 };
+
+template <int Words>
+__device__ __forceinline__ RankBits<Words> to_bits(const RankMask* mask) {
+  RankBits<Words> bits;
+#pragma unroll
+  for (int word = 0; word < Words; ++word) {
+    bits.words[word] = static_cast<std::uint32_t>(mask->words[word / 2] >> (word % 2 * 32));
+  }
+  return bits;
+}
 
 // Adds the ranks that own one of `top_k` ids, if there are any.
 template <class Id, int Words>

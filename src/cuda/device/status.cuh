@@ -17,7 +17,8 @@ namespace moe_ep::cuda {
 struct StepState {
   Epoch epoch;  // of the last step begun
   bool failed;
-  bool drain;  // a dispatch must wait until its peers have read what was pushed to them
+  // Not 0: a fence dispatch must wait until its peers have read what lies where its rows will.
+  std::uint32_t drain;
 
   // Nothing is loaded, and nothing is wrong, in a rehearsal.
   static __device__ __forceinline__ StepState load(const protocol::SliceHeader* header,
@@ -31,7 +32,7 @@ struct StepState {
       words = *reinterpret_cast<const uint2*>(&header->epoch);
       drain = header->drain;
     }
-    return {words.x, words.y != 0, drain != 0};
+    return {words.x, words.y != 0, drain};
   }
 };
 

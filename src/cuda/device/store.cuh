@@ -60,11 +60,16 @@ __device__ __forceinline__ void store_plain(std::byte* to, const float (&sum)[El
   }
 }
 
-// Codes of two elements a byte; a single element takes its neighbour's from the next lane.
+// Codes of two elements a byte; a single element takes its neighbour's from the next lane. `whole`:
+// the row does not end within the lane's elements.
 template <class Format, int Elements>
 __device__ __forceinline__ void store_codes(std::byte* to, const std::uint8_t (&codes)[Elements],
-                                            bool valid, bool even_lane, bool wide) {
+                                            bool valid, bool whole, bool even_lane, bool wide) {
   if constexpr (Format::kElementsPerByte == 1) {
+    if (!whole) {
+      if (valid) *to = static_cast<std::byte>(codes[0]);
+      return;
+    }
     std::uint32_t words[(Elements + 3) / 4] = {};
 #pragma unroll
     for (int i = 0; i < Elements; ++i)
@@ -108,8 +113,13 @@ __device__ __forceinline__ void store_quantised(const CombineOutput& output, std
 #pragma unroll
   for (int i = 0; i < Elements; ++i)
     codes[i] = Format::value(sum[i], scale, output.scalar_scale);
+  bool whole = true;
+  if constexpr (Elements == 2) {
+    whole = first + 1 != elements;
+    if (!whole) codes[1] = 0;
+  }
   store_codes<Format>(output.rows + token * output.stride + first / Format::kElementsPerByte, codes,
-                      valid, first % 2 == 0, wide);
+                      valid, whole, first % 2 == 0, wide);
   if (valid && first % kBlock == 0) {
     const std::int64_t cols = (elements + kBlock - 1) / kBlock;
     output.scales[protocol::scale_offset(output.sf_layout, token, first / kBlock, cols)] = scale;

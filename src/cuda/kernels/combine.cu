@@ -1,6 +1,7 @@
 #include "cuda/kernels/combine.hpp"
 
 #include "cuda/kernels/combine_variant.cuh"
+#include "cuda/kernels/lamport.hpp"
 #include "protocol/fp8_wire.hpp"
 
 namespace moe_ep::cuda {
@@ -46,6 +47,9 @@ std::int32_t chunk_shift(std::int64_t row_bytes, std::int64_t chunk_bytes) {
 cudaError_t launch_combine(const protocol::CombineParams& params, const CombineOutput& output,
                            const LaunchOptions& options, cudaStream_t stream,
                            const CombineTuning& tuning) {
+  if (params.transport == Transport::kLamport) {
+    return launch_lamport_combine(params, output, options, stream);
+  }
   const protocol::Workspace& workspace = params.workspace;
   const std::int64_t rows =
       static_cast<std::int64_t>(workspace.layout.num_ranks) * params.tokens_per_rank;

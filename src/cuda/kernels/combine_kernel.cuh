@@ -78,7 +78,7 @@ __device__ __forceinline__ void push(CombineTables& tables, float* scales,
   if (warp_id() != 0 || !arrive_last(&header->combine_arrivals)) return;
   if (lane_id() == 0) {
     header->combine_arrivals = 0;
-    header->drain = 1;
+    header->drain = kDrainTold;
   }
   for (std::int32_t peer = lane_id(); peer < params.workspace.layout.num_ranks; peer += kWarp) {
     if (peer == params.workspace.rank || !tables.active.test(peer)) continue;

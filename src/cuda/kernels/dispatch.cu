@@ -2,6 +2,7 @@
 
 #include "cuda/kernels/dispatch_large.cuh"
 #include "cuda/kernels/dispatch_small.cuh"
+#include "cuda/kernels/lamport.hpp"
 
 namespace moe_ep::cuda {
 namespace {
@@ -44,6 +45,10 @@ void plan_pieces(DispatchArgs& args, std::int32_t vectors) {
 
 cudaError_t launch_dispatch(const protocol::DispatchParams& params, const LaunchOptions& options,
                             cudaStream_t stream, const DispatchTuning& tuning) {
+  if (params.signature.fields[protocol::kTransport] ==
+      static_cast<std::int32_t>(Transport::kLamport)) {
+    return launch_lamport_dispatch(params, options, stream);
+  }
   DispatchArgs args;
   args.params = params;
   args.default_mask = options.default_mask;
@@ -83,7 +88,7 @@ cudaError_t preload_dispatch() {
       if (error != cudaSuccess) return error;
     }
   }
-  return cudaSuccess;
+  return preload_lamport();
 }
 
 }  // namespace moe_ep::cuda

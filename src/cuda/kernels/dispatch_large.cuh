@@ -48,7 +48,8 @@ __device__ __forceinline__ void dispatch_range(RouteTables& routes, const Dispat
     end = 1;
   }
   // The same in all blocks: only the last one to arrive changes the word.
-  const bool failed = state.failed || (state.drain && !drain_peers(args, state.epoch));
+  const bool failed =
+      state.failed || (state.drain != 0 && !drain_peers(args, state.epoch, state.drain));
 
   count_earlier<Words>(routes, args, active, live ? begin : 1, live);
   for (std::int32_t first = begin; first < end; first += args.batch_tokens) {

@@ -17,16 +17,6 @@ struct RouteTables {
   std::int32_t num_hops[kRouteGroups * kWarp];
 };
 
-template <int Words>
-__device__ __forceinline__ RankBits<Words> to_bits(const RankMask* mask) {
-  RankBits<Words> bits;
-#pragma unroll
-  for (int word = 0; word < Words; ++word) {
-    bits.words[word] = static_cast<std::uint32_t>(mask->words[word / 2] >> (word % 2 * 32));
-  }
-  return bits;
-}
-
 // Adds the tokens [0, first) to next_row. All warps take groups of 32.
 template <int Words>
 __device__ __forceinline__ void count_earlier(RouteTables& tables, const DispatchArgs& args,

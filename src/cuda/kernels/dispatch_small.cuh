@@ -69,7 +69,8 @@ __device__ __forceinline__ void dispatch_token(const DispatchArgs& args, bool li
   const std::int32_t row = count_before(args, active, token, live);
   const std::int32_t sent = row + static_cast<std::int32_t>(ranks >> lane_id() & 1);
   // The same in all blocks: only the last one to arrive changes the word.
-  const bool failed = state.failed || (state.drain && !drain_peers(args, state.epoch));
+  const bool failed =
+      state.failed || (state.drain != 0 && !drain_peers(args, state.epoch, state.drain));
 
   if (!failed) {
     if (has_unit && put.ids) {

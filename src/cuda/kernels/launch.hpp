@@ -42,6 +42,13 @@ enum class Pdl : std::uint8_t {
 // Threads of a block at most; with 64 registers each they fill a multiprocessor.
 inline constexpr int kMaxBlockThreads = 1024;
 
+// SliceHeader::drain after a combine with pushed rows: its end has told the peers that they are
+// read.
+inline constexpr std::uint32_t kDrainTold = 1;
+// The same after a Lamport combine: the peers do not know yet that this rank has read its expert
+// output. A fence dispatch tells them before it waits for the same from them.
+inline constexpr std::uint32_t kDrainUntold = 2;
+
 struct LaunchOptions {
   // Device memory with the ranks that take part, read by the kernel; null: those of the parameters.
   const RankMask* default_mask = nullptr;

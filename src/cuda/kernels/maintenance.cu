@@ -1,6 +1,7 @@
 #include "cuda/kernels/maintenance.hpp"
 
 #include "cuda/device/memory.cuh"
+#include "cuda/kernels/lamport.hpp"
 #include "protocol/one_sided.hpp"
 
 namespace moe_ep::cuda {
@@ -87,8 +88,10 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
 
 cudaError_t launch_reset(const protocol::Workspace& workspace, protocol::Epoch epoch,
                          cudaStream_t stream) {
-  return enqueue(reset_kernel, 1, kMaxBlockThreads, 0, Pdl::kOff, stream,
-                 ResetArgs{workspace, epoch});
+  const cudaError_t error =
+      enqueue(reset_kernel, 1, kMaxBlockThreads, 0, Pdl::kOff, stream, ResetArgs{workspace, epoch});
+  if (error != cudaSuccess || !workspace.layout.lamport.enabled()) return error;
+  return launch_lamport_reset(workspace, epoch, stream);
 }
 
 cudaError_t launch_store_mask(RankMask* to, const RankMask& mask, cudaStream_t stream) {
