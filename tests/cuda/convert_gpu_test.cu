@@ -15,18 +15,29 @@ struct Converted {
   std::uint32_t e4m3, bf16, fp16;
 };
 
-__global__ void convert(const float* values, Converted* out, int count) {
+struct ConvertArgs {
+  const float* values;
+  Converted* out;
+  int count;
+};
+
+__global__ void convert(const __grid_constant__ ConvertArgs args) {
   const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (i >= count) return;
-  out[i] = {cuda::pack_e4m3(values[i], 0.0f, values[i], 0.0f) & 0xff,
-            cuda::DeviceBf16::pack(values[i], 0.0f) & 0xffff,
-            cuda::DeviceFp16::from_float(values[i])};
+  if (i >= args.count) return;
+  const float value = args.values[i];
+  args.out[i] = {cuda::pack_e4m3(value, 0.0f, value, 0.0f) & 0xff,
+                 cuda::DeviceBf16::pack(value, 0.0f) & 0xffff, cuda::DeviceFp16::from_float(value)};
 }
 
-__global__ void widen(float* e4m3, float* fp16) {
+struct WidenArgs {
+  float* e4m3;
+  float* fp16;
+};
+
+__global__ void widen(const __grid_constant__ WidenArgs args) {
   const unsigned code = blockIdx.x * blockDim.x + threadIdx.x;
-  fp16[code] = cuda::DeviceFp16::to_float(static_cast<std::uint16_t>(code));
-  if (code < 256) e4m3[code] = cuda::unpack_e4m3(code).x;
+  args.fp16[code] = cuda::DeviceFp16::to_float(static_cast<std::uint16_t>(code));
+  if (code < 256) args.e4m3[code] = cuda::unpack_e4m3(code).x;
 }
 
 std::uint32_t bits_of(float value) {
@@ -48,9 +59,9 @@ TEST(ConvertGpuTest, NarrowingIsTheProtocols) {
   const int count = static_cast<int>(values.size());
   DeviceBuffer in(0, 4 * values.size()), out(0, sizeof(Converted) * values.size());
   in.upload(values.data(), 4 * values.size());
-  convert<<<(count + 255) / 256, 256>>>(reinterpret_cast<const float*>(in.data()),
-                                        reinterpret_cast<Converted*>(out.data()), count);
-  MOE_EP_CUDA_CHECK(cudaGetLastError());
+  MOE_EP_CUDA_CHECK(cuda::enqueue(convert, (count + 255) / 256, 256, 0, cuda::Pdl::kOff, nullptr,
+                                  ConvertArgs{reinterpret_cast<const float*>(in.data()),
+                                              reinterpret_cast<Converted*>(out.data()), count}));
   const auto bytes = out.download();
   const auto* got = reinterpret_cast<const Converted*>(bytes.data());
   int wrong = 0;
@@ -73,8 +84,9 @@ TEST(ConvertGpuTest, NarrowingIsTheProtocols) {
 TEST(ConvertGpuTest, WideningIsTheProtocols) {
   if (num_gpus() < 1) GTEST_SKIP() << "needs a GPU, got none";
   DeviceBuffer e4m3(0, 4 << 8), fp16(0, 4 << 16);
-  widen<<<256, 256>>>(reinterpret_cast<float*>(e4m3.data()), reinterpret_cast<float*>(fp16.data()));
-  MOE_EP_CUDA_CHECK(cudaGetLastError());
+  MOE_EP_CUDA_CHECK(cuda::enqueue(widen, 256, 256, 0, cuda::Pdl::kOff, nullptr,
+                                  WidenArgs{reinterpret_cast<float*>(e4m3.data()),
+                                            reinterpret_cast<float*>(fp16.data())}));
   const auto small = e4m3.download(), half = fp16.download();
   const auto same = [](float got, float want) {
     return std::isnan(want) ? std::isnan(got) : bits_of(got) == bits_of(want);

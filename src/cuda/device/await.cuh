@@ -47,7 +47,7 @@ __device__ __forceinline__ int first_act(bool early) {
   return early ? 0 : kLastAct;
 }
 __device__ __forceinline__ bool opaque(int& act) {
-  asm volatile("" : "+r"(act));
+  forget(act);
   return act == kLastAct;
 }
 

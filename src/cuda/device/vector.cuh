@@ -3,10 +3,6 @@
 // A Piece is what one lane holds of a row: kVectors vectors of `width` bytes, each in a 16-byte
 // register group. The width is the same for a whole warp and chosen by the host: the largest power
 // of two up to 16 that divides every address, stride and row size involved (row_width).
-//
-// Loads bypass L1: rows are read once, and rows of peers must not be found there. Loads, too,
-// clobber memory for the compiler: it then keeps them behind the barrier or the wait that they
-// depend on.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +10,8 @@
 #include <type_traits>
 
 #include <moe_ep/types.hpp>
+
+#include "cuda/device/ptx.cuh"
 
 namespace moe_ep::cuda {
 
@@ -33,52 +31,6 @@ __device__ __forceinline__ int warp_id() {
 }
 __device__ __forceinline__ int num_warps() {
   return static_cast<int>(blockDim.x) / kWarp;
-}
-
-template <int Width>
-__device__ __forceinline__ uint4 load_vector(const std::byte* from) {
-  uint4 v{};
-  if constexpr (Width == 16) {
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from)
-                 : "memory");
-  } else if constexpr (Width == 8) {
-    asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(v.x), "=r"(v.y)
-                 : "l"(from)
-                 : "memory");
-  } else if constexpr (Width == 4) {
-    asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v.x) : "l"(from) : "memory");
-  } else if constexpr (Width == 2) {
-    std::uint16_t narrow;
-    asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(narrow) : "l"(from) : "memory");
-    v.x = narrow;
-  } else {
-    std::uint16_t narrow;
-    asm volatile("ld.global.L1::no_allocate.u8 %0, [%1];" : "=h"(narrow) : "l"(from) : "memory");
-    v.x = narrow;
-  }
-  return v;
-}
-
-template <int Width>
-__device__ __forceinline__ void store_vector(std::byte* to, const uint4& v) {
-  if constexpr (Width == 16) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z),
-                 "r"(v.w)
-                 : "memory");
-  } else if constexpr (Width == 8) {
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
-  } else if constexpr (Width == 4) {
-    asm volatile("st.global.u32 [%0], %1;" ::"l"(to), "r"(v.x) : "memory");
-  } else if constexpr (Width == 2) {
-    asm volatile("st.global.u16 [%0], %1;" ::"l"(to), "h"(static_cast<std::uint16_t>(v.x))
-                 : "memory");
-  } else {
-    asm volatile("st.global.u8 [%0], %1;" ::"l"(to), "h"(static_cast<std::uint16_t>(v.x))
-                 : "memory");
-  }
 }
 
 // Bytes of a row that a warp holds in one piece.

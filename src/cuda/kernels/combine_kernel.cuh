@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "cuda/device/shared.cuh"
 #include "cuda/kernels/combine_args.cuh"
 #include "cuda/kernels/combine_enter.cuh"
 #include "cuda/kernels/combine_send.cuh"
@@ -95,8 +96,8 @@ using SumOf =
 template <class Codec, bool Fp8, bool Wide, bool Quantised>
 __global__ void __launch_bounds__(combine_threads(Fp8, Quantised), 1)
     combine_pull_kernel(const __grid_constant__ CombineArgs args) {
-  __shared__ CombineTables tables;
-  extern __shared__ float scales[];
+  CombineTables& tables = shared_object<CombineTables>();
+  float* scales = dynamic_shared<float>();
   if (args.early) launch_dependents();
 #pragma unroll 1
   for (int act = first_act(args.rehearse); act <= kLastAct; ++act) {
@@ -110,8 +111,8 @@ __global__ void __launch_bounds__(combine_threads(Fp8, Quantised), 1)
 template <class Codec, bool Fp8, bool Wide, bool Quantised>
 __global__ void __launch_bounds__(combine_threads(Fp8, Quantised), 1)
     combine_push_kernel(const __grid_constant__ CombineArgs args) {
-  __shared__ CombineTables tables;
-  extern __shared__ float scales[];
+  CombineTables& tables = shared_object<CombineTables>();
+  float* scales = dynamic_shared<float>();
   if (args.early) launch_dependents();
   push<Codec, Fp8, Wide, SumOf<Codec, Fp8, Wide, Quantised>>(tables, scales, args);
   if constexpr (Quantised) {

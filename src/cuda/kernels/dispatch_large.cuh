@@ -2,6 +2,7 @@
 // early, it rehearses (await.cuh) with one token that goes to rank 0.
 #pragma once
 
+#include "cuda/device/shared.cuh"
 #include "cuda/kernels/dispatch_await.cuh"
 #include "cuda/kernels/dispatch_put.cuh"
 #include "cuda/kernels/dispatch_route.cuh"
@@ -84,7 +85,7 @@ __device__ __forceinline__ void dispatch_range(RouteTables& routes, const Dispat
 template <int Words, int Vectors>
 __global__ void __launch_bounds__(kMaxBlockThreads, 1)
     dispatch_large_kernel(const __grid_constant__ DispatchArgs args) {
-  __shared__ RouteTables routes;
+  RouteTables& routes = shared_object<RouteTables>();
   if (args.early) launch_dependents();
 #pragma unroll 1
   for (int act = first_act(args.early); act <= kLastAct; ++act) {

@@ -20,7 +20,7 @@
 // **Captured launches** hold constants only: epoch, mask and failure are read from memory.
 #pragma once
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
 
@@ -87,8 +87,7 @@ cudaError_t enqueue(void (*kernel)(Args), std::int32_t blocks, std::int32_t thre
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = pdl == Pdl::kOff ? 0 : 1;
-  void* arguments[] = {const_cast<Args*>(&args)};
-  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
+  return cudaLaunchKernelEx(&config, kernel, args);
 }
 
 }  // namespace moe_ep::cuda

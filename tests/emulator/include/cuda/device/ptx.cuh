@@ -1,0 +1,91 @@
+// Twin of src/cuda/device/ptx.cuh for the emulator: memory is sequentially consistent, and what
+// crosses ranks is where threads take turns.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include <cuda_runtime.h>
+
+namespace moe_ep::cuda {
+
+namespace detail {
+
+template <std::size_t Bytes>
+void expect_aligned(const void* address) {
+  if (reinterpret_cast<std::uintptr_t>(address) % Bytes != 0) emulator::fault("misaligned access");
+}
+template <class T>
+void store(T* word, T value) {
+  expect_aligned<sizeof(T)>(word);
+  emulator::maybe_yield();
+  emulator::act();
+  *word = value;
+}
+template <class T>
+T load(const T* word) {
+  expect_aligned<sizeof(T)>(word);
+  emulator::yield();
+  return *word;
+}
+
+}  // namespace detail
+
+inline void fence_sys() {}
+
+inline void store_release(std::uint32_t* word, std::uint32_t value) {
+  detail::store(word, value);
+}
+inline void store_release(std::uint64_t* word, std::uint64_t value) {
+  detail::store(word, value);
+}
+inline void store_relaxed(std::uint32_t* word, std::uint32_t value) {
+  detail::store(word, value);
+}
+inline void store_relaxed(std::uint64_t* word, std::uint64_t value) {
+  detail::store(word, value);
+}
+inline std::uint32_t load_acquire(const std::uint32_t* word) {
+  return detail::load(word);
+}
+inline std::uint64_t load_acquire(const std::uint64_t* word) {
+  return detail::load(word);
+}
+inline std::uint32_t load_relaxed(const std::uint32_t* word) {
+  return detail::load(word);
+}
+
+template <int Width>
+uint4 load_vector(const std::byte* from) {
+  detail::expect_aligned<Width>(from);
+  uint4 v{};
+  std::memcpy(&v, from, Width);
+  return v;
+}
+template <int Width>
+void store_vector(std::byte* to, const uint4& v) {
+  detail::expect_aligned<Width>(to);
+  std::memcpy(to, &v, Width);
+}
+
+inline std::uint32_t count_up(std::uint32_t* counter) {
+  emulator::maybe_yield();
+  emulator::act();
+  return (*counter)++;
+}
+
+inline void wait_for_producers() {
+  emulator::await_producers();
+}
+inline void launch_dependents() {
+  emulator::trigger_dependents();
+}
+
+inline std::uint64_t clock_ns() {
+  return emulator::now();
+}
+
+inline void forget(int&) {}
+
+}  // namespace moe_ep::cuda
