@@ -85,7 +85,7 @@ void Step::refill(Random& random) {
     }
     rig_.use(rank);
     const auto stride = static_cast<std::size_t>(own.combine.expert_output_stride);
-    if (own.in_place) {
+    if (own.experts_write != StepRank::Experts::kElsewhere) {
       own.expert_memory.upload(own.expert_rows.data(), own.expert_rows.size());
     } else {
       std::vector<std::byte> spread(own.expert_memory.size(), std::byte{0xee});
@@ -156,7 +156,9 @@ void Step::allocate(int rank, Random& random) {
 
   const std::int64_t row = shape_.combine_row_bytes();
   const int size = element_bytes(shape_.format);
-  own.in_place = pick(random, 0, 1) == 0;
+  own.experts_write = pick(random, 0, 1) == 0      ? StepRank::Experts::kElsewhere
+                      : shape_.hidden_bytes == row ? StepRank::Experts::kDispatchedRows
+                                                   : StepRank::Experts::kCombineRegion;
   protocol::CombineParams& combine = own.combine;
   combine.workspace = place.workspace;
   combine.active = shape_.active;
@@ -167,8 +169,12 @@ void Step::allocate(int rank, Random& random) {
   combine.timeout_ns = shape_.timeout_ns;
   combine.transport = shape_.transport;
   own.expert_rows.resize(all_rows * static_cast<std::size_t>(row));
-  if (own.in_place) {
+  if (own.experts_write != StepRank::Experts::kElsewhere) {
     own.expert_memory = DeviceBuffer(place.device, own.expert_rows.size());
+    if (own.experts_write == StepRank::Experts::kDispatchedRows) {
+      combine.expert_output = step.row(rank, 0, 0, 0);
+      combine.expert_output_stride = row;
+    }
   } else {
     combine.expert_output_stride = row + (pick(random, 0, 1) == 0 ? size * pick(random, 0, 9) : 0);
     const int offset = pick(random, 0, 2) == 0 ? size * pick(random, 0, 8) : 0;
@@ -323,10 +329,12 @@ void Step::combine(int rank) {
   if (!shape_.active.test(rank)) return;
   StepRank& own = ranks_[static_cast<std::size_t>(rank)];
   RigRank& place = rig_.use(rank);
-  if (own.in_place) {
-    MOE_EP_CUDA_CHECK(cudaMemcpyAsync(own.combine.row(rank, 0, 0), own.expert_memory.data(),
-                                      own.expert_memory.size(), cudaMemcpyDeviceToDevice,
-                                      place.stream));
+  if (own.experts_write != StepRank::Experts::kElsewhere) {
+    std::byte* to = own.experts_write == StepRank::Experts::kCombineRegion
+                        ? own.combine.row(rank, 0, 0)
+                        : own.dispatch.row(rank, 0, 0, 0);
+    MOE_EP_CUDA_CHECK(cudaMemcpyAsync(to, own.expert_memory.data(), own.expert_memory.size(),
+                                      cudaMemcpyDeviceToDevice, place.stream));
   }
   MOE_EP_CUDA_CHECK(
       cudaMemsetAsync(own.output_memory.data(), 0xcd, own.output_memory.size(), place.stream));

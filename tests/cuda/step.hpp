@@ -45,7 +45,8 @@ struct StepShape {
 
 struct StepRank {
   int num_tokens = 0;
-  bool in_place = false;
+  enum class Experts { kCombineRegion, kElsewhere, kDispatchedRows };
+  Experts experts_write = Experts::kElsewhere;
   std::vector<std::int64_t> ids;             // [n, K] as they are
   std::vector<std::vector<std::byte>> rows;  // [payload] packed rows; ids as they travel
   std::vector<std::int32_t> stats;

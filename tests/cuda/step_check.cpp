@@ -285,6 +285,10 @@ StepShape random_shape(Random& random, int num_ranks, int max_tokens, int eplb_e
   if (pick(random, 0, 1) == 0) shape.elements = std::max(16, shape.elements / 16 * 16);
   if (shape.elements > most) shape.elements = most;
   shape.fp8_wire = pick(random, 0, 2) == 0;
+  // Experts may write over what they read.
+  if (pick(random, 0, 2) == 0 && shape.combine_row_bytes() <= room) {
+    shape.hidden_bytes = static_cast<int>(shape.combine_row_bytes());
+  }
   constexpr OutputFormat kOutputs[] = {OutputFormat::kPlain, OutputFormat::kPlain,
                                        OutputFormat::kPlain, OutputFormat::kMxfp8,
                                        OutputFormat::kMxfp4, OutputFormat::kNvfp4};

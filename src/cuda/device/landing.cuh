@@ -10,29 +10,11 @@
 #include <cstdint>
 
 #include "cuda/device/memory.cuh"
+#include "cuda/device/ptx.cuh"
 #include "cuda/device/vector.cuh"
 #include "protocol/transport/lamport.hpp"
 
 namespace moe_ep::cuda {
-
-__device__ __forceinline__ std::uint64_t load_relaxed(const std::uint64_t* word) {
-  std::uint64_t value;
-  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
-}
-
-__device__ __forceinline__ uint2 load_words(const std::byte* from) {
-  uint2 words;
-  asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
-               : "=r"(words.x), "=r"(words.y)
-               : "l"(from)
-               : "memory");
-  return words;
-}
-__device__ __forceinline__ void store_words(std::byte* to, const uint2& words) {
-  asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(words.x), "r"(words.y)
-               : "memory");
-}
 
 // `bytes` (1 to 4) of a user's row, aligned to `width`, as a word.
 __device__ __forceinline__ std::uint32_t load_word(const std::byte* from, std::uint32_t bytes,

@@ -1,8 +1,8 @@
 // Every instruction of the library that has no name in C++: all inline PTX is in this file.
 //
-// The emulator of the tests has a twin of it (tests/emulator), which is why it is a file of its own.
-// The instructions and their meaning: PTX ISA 9.0. Words that cross ranks have system scope: a peer
-// may be another GPU ("Memory Consistency Model": scopes, release and acquire patterns).
+// The emulator of the tests has a twin of it (tests/emulator), which is why it is a file of its
+// own. The instructions and their meaning: PTX ISA 9.0. Words that cross ranks have system scope: a
+// peer may be another GPU ("Memory Consistency Model": scopes, release and acquire patterns).
 #pragma once
 
 #include <cstddef>
@@ -41,6 +41,26 @@ __device__ __forceinline__ std::uint32_t load_relaxed(const std::uint32_t* word)
   std::uint32_t value;
   asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
   return value;
+}
+
+__device__ __forceinline__ std::uint64_t load_relaxed(const std::uint64_t* word) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+
+// Two words, each on its own: they may arrive one after the other.
+__device__ __forceinline__ uint2 load_words(const std::byte* from) {
+  uint2 words;
+  asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
+               : "=r"(words.x), "=r"(words.y)
+               : "l"(from)
+               : "memory");
+  return words;
+}
+__device__ __forceinline__ void store_words(std::byte* to, const uint2& words) {
+  asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(words.x), "r"(words.y)
+               : "memory");
 }
 
 // `Width` bytes of a row, in the lowest bytes of the group.

@@ -187,7 +187,7 @@ __device__ __forceinline__ void keep_tags(const LamportDispatchArgs& args,
 
 // A wait for a row of `token` ran out: names every peer that has not even sent its tag, and `peer`.
 template <int Words>
-__device__ __noinline__ void record_late_rows(const LamportDispatchArgs& args,
+__device__ inline void record_late_rows(const LamportDispatchArgs& args,
                                               RankBits<Words> peers, Epoch epoch,
                                               std::int32_t token, std::int32_t peer) {
   const protocol::Workspace& workspace = args.params.workspace;

@@ -56,6 +56,26 @@ inline std::uint32_t load_relaxed(const std::uint32_t* word) {
   return detail::load(word);
 }
 
+inline std::uint64_t load_relaxed(const std::uint64_t* word) {
+  return detail::load(word);
+}
+
+// A thread may see, and show, one word of a vector before the other.
+inline uint2 load_words(const std::byte* from) {
+  detail::expect_aligned<8>(from);
+  const auto* words = reinterpret_cast<const std::uint32_t*>(from);
+  uint2 got{};
+  got.x = detail::load(words);
+  emulator::maybe_yield();
+  got.y = words[1];
+  return got;
+}
+inline void store_words(std::byte* to, const uint2& words) {
+  detail::expect_aligned<8>(to);
+  detail::store(reinterpret_cast<std::uint32_t*>(to), words.x);
+  detail::store(reinterpret_cast<std::uint32_t*>(to) + 1, words.y);
+}
+
 template <int Width>
 uint4 load_vector(const std::byte* from) {
   detail::expect_aligned<Width>(from);
