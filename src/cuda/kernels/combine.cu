@@ -42,6 +42,21 @@ std::int32_t chunk_shift(std::int64_t row_bytes, std::int64_t chunk_bytes) {
   return shift;
 }
 
+// Whether nothing that this step reads or writes lies where rows would land. Experts may have
+// written over the rows they got.
+bool landing_is_free(const CombineArgs& args) {
+  const protocol::CombineParams& params = args.params;
+  const auto free_of = [&](const std::byte* first, std::int64_t rows, std::int64_t stride) {
+    const std::byte* own = params.workspace.own();
+    return first == nullptr || first + rows * stride <= own + args.landing_begin ||
+           first >= own + args.landing_end;
+  };
+  const std::int64_t rows =
+      static_cast<std::int64_t>(params.workspace.layout.num_ranks) * params.tokens_per_rank;
+  return free_of(params.expert_output, rows, params.expert_output_stride) &&
+         free_of(args.output.rows, params.num_tokens, args.output.stride);
+}
+
 }  // namespace
 
 cudaError_t launch_combine(const protocol::CombineParams& params, const CombineOutput& output,
@@ -94,7 +109,7 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   const std::int64_t num_rounds = ceil_div(params.elements, variant.round);
   const std::int32_t warps = threads / kWarp;
   if (args.push) {
-    args.ask_landing = options.sms() >= tuning.min_push_sms;
+    args.ask_landing = options.sms() >= tuning.min_push_sms && landing_is_free(args);
     if (blocks > args.num_tiles) blocks = args.num_tiles;
     args.push_blocks = blocks * tuning.push_percent / 100;
     if (args.push_blocks < 1) args.push_blocks = 1;

@@ -9,7 +9,8 @@
 // peers are asked to push. A rank that enters the step says where its rows may land: behind the
 // combine region in its own slice, which is free by then (layout.hpp), in compact blocks of as many
 // rows as it has sent to each peer. Where a block does not fit, or the rank has few multiprocessors
-// (it would have to read every row once more), it asks for no landing and pulls that peer's rows.
+// (it would have to read every row once more), or its experts wrote over the rows they got, it asks
+// for no landing and pulls that peer's rows.
 // The work is cut into tiles of chunk_rows rows. Some blocks do nothing but push tiles to all peers
 // and raise a flag a tile and peer; the others sum the tokens of tiles, each row as soon as its
 // flag is there. They are on different multiprocessors because loads queue up behind stores that a
