@@ -212,6 +212,40 @@ TEST_P(DispatchCombineGpuTest, GraphsOfSeveralSizesMixWithEagerSteps) {
   }
 }
 
+// The last rank but one awaits no answer, and is through long before rank 0, on few multiprocessors,
+// has read its experts' rows for the last rank. What it sends next belongs where the latter half of
+// those rows is (layouts end with the slice), and must wait.
+TEST_P(DispatchCombineGpuTest, FenceRowsWaitForTheAnswersOfALamportStep) {
+  if (num_ranks() < 3) GTEST_SKIP() << "needs 3 ranks, got " << num_ranks();
+  constexpr int kTokens = 60;
+  Random random(8u);
+  const auto rig = make_rig(kTokens);
+  (*rig)[0].options.max_sms = 1;
+  for (int round = 0; round < num_cases(8); ++round) {
+    StepShape shape;
+    shape.active = RankMask::first(num_ranks());
+    shape.hidden_bytes = 1280;
+    shape.elements = 640;
+    shape.target = 0;
+    shape.num_experts = 8 * num_ranks();
+    shape.tokens_per_rank = kTokens;
+    shape.num_tokens.assign(static_cast<std::size_t>(num_ranks()), 0);
+    shape.num_tokens.back() = kTokens;
+    shape.transport = Transport::kLamport;
+    Step small(*rig, shape, random);
+    shape.transport = Transport::kFence;
+    shape.tokens_per_rank = kTokens / 6;
+    shape.num_tokens.back() = 0;
+    shape.num_tokens[static_cast<std::size_t>(num_ranks() - 2)] = shape.tokens_per_rank;
+    Step next(*rig, shape, random);
+    small.run();
+    next.run();
+    rig->synchronize();
+    ASSERT_NO_THROW(small.check());
+    ASSERT_NO_THROW(next.check());
+  }
+}
+
 TEST_P(DispatchCombineGpuTest, EpochsMayWrap) {
   Random random(1u);
   const auto rig = make_rig(9);

@@ -210,12 +210,16 @@ void Step::fill(int rank, Random& random) {
   own.num_tokens = !takes_part || style == 0 ? 0
                    : style <= 3              ? shape_.tokens_per_rank
                                              : pick(random, 0, shape_.tokens_per_rank);
+  if (!shape_.num_tokens.empty()) {
+    own.num_tokens = shape_.num_tokens[static_cast<std::size_t>(rank)];
+  }
   own.dispatch.num_tokens = own.combine.num_tokens = own.num_tokens;
-  const int target = pick(random, 0, 3) == 0 ? pick(random, 0, rig_.size() - 1) : -1;
+  int target = pick(random, 0, 3) == 0 ? pick(random, 0, rig_.size() - 1) : -1;
+  if (shape_.target >= 0) target = shape_.target;
   const auto& ownership = own.dispatch.ownership;
   own.ids.assign(static_cast<std::size_t>(own.num_tokens * top_k), 0);
   for (std::int64_t& id : own.ids) {
-    const int kind = pick(random, 0, 9);
+    const int kind = shape_.target >= 0 ? 0 : pick(random, 0, 9);
     id = pick(random, 0, shape_.num_experts - 1);
     if (target >= 0 && kind < 8 && ownership.num_local(target) > 0) {
       id = ownership.first_expert(target) + id % ownership.num_local(target);

@@ -29,6 +29,8 @@ struct StepShape {
   std::int32_t invalid_expert_id = -1;
   RankMask active;
   bool mask_in_memory = false;
+  std::vector<int> num_tokens;  // of each rank; empty: random
+  int target = -1;              // the rank that owns all picks; -1: random
   // combine
   std::int32_t format = protocol::kCombineBf16;
   int elements = 16;
