@@ -13,7 +13,7 @@ namespace moe_ep::emulator {
 namespace {
 
 constexpr std::uint64_t kTurnNs = 10;
-constexpr std::uint64_t kIdleShare = 128;           // an idle turn adds this part of the idle time
+constexpr std::uint64_t kIdleShare = 128;  // an idle turn adds this part of the idle time
 constexpr std::uint64_t kForever = 3'600'000'000'000;  // nothing but polls for so long: a deadlock
 
 }  // namespace
@@ -72,8 +72,7 @@ void Machine::leave(bool ends) {
     return;
   }
   const std::uint32_t turned = std::rotr(ready, static_cast<int>(lane.index));
-  const unsigned next =
-      (lane.index + static_cast<unsigned>(std::countr_zero(turned))) % kLanes;
+  const unsigned next = (lane.index + static_cast<unsigned>(std::countr_zero(turned))) % kLanes;
   resume(lane.warp->lanes[next], lane.fiber, ends);
 }
 
@@ -145,7 +144,10 @@ Warp* Machine::pick() {
   }
   auto& from = !busy_.empty() && (polling_.empty() || draw(8) != 0) ? busy_ : polling_;
   if (from.empty()) return nullptr;
-  std::swap(from[draw(from.size())], from.back());
+  std::size_t index = draw(from.size());
+  for (int tries = 0; tries < 4 && from[index]->block->kernel->slow; ++tries)
+    index = draw(from.size());
+  std::swap(from[index], from.back());
   Warp* warp = from.back();
   from.pop_back();
   return warp;

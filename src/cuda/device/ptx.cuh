@@ -1,8 +1,8 @@
 // Every instruction of the library that has no name in C++: all inline PTX is in this file.
 //
-// The emulator of the tests has a twin of it (tests/emulator), which is why it is a file of its own.
-// The instructions and their meaning: PTX ISA 9.0. Words that cross ranks have system scope: a peer
-// may be another GPU ("Memory Consistency Model": scopes, release and acquire patterns).
+// The emulator of the tests has a twin of it (tests/emulator), which is why it is a file of its
+// own. The instructions and their meaning: PTX ISA 9.0. Words that cross ranks have system scope: a
+// peer may be another GPU ("Memory Consistency Model": scopes, release and acquire patterns).
 #pragma once
 
 #include <cstddef>
