@@ -84,9 +84,9 @@ TEST(ConvertGpuTest, NarrowingIsTheProtocols) {
 TEST(ConvertGpuTest, WideningIsTheProtocols) {
   if (num_gpus() < 1) GTEST_SKIP() << "needs a GPU, got none";
   DeviceBuffer e4m3(0, 4 << 8), fp16(0, 4 << 16);
-  MOE_EP_CUDA_CHECK(cuda::enqueue(widen, 256, 256, 0, cuda::Pdl::kOff, nullptr,
-                                  WidenArgs{reinterpret_cast<float*>(e4m3.data()),
-                                            reinterpret_cast<float*>(fp16.data())}));
+  MOE_EP_CUDA_CHECK(cuda::enqueue(
+      widen, 256, 256, 0, cuda::Pdl::kOff, nullptr,
+      WidenArgs{reinterpret_cast<float*>(e4m3.data()), reinterpret_cast<float*>(fp16.data())}));
   const auto small = e4m3.download(), half = fp16.download();
   const auto same = [](float got, float want) {
     return std::isnan(want) ? std::isnan(got) : bits_of(got) == bits_of(want);

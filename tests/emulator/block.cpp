@@ -46,8 +46,9 @@ void release(Block& waiting) {
   waiting.result[waiting.round++ % 2] = waiting.any;
   waiting.any = false;
   waiting.arrived = 0;
-  for (Warp* one : waiting.warps)
-    machine().make_runnable(*one, std::exchange(one->at_barrier, 0u));
+  for (Warp* one : waiting.warps) {
+    if (one->at_barrier != 0) machine().make_runnable(*one, std::exchange(one->at_barrier, 0u));
+  }
 }
 
 }  // namespace
@@ -99,7 +100,6 @@ const std::uint64_t* meet(Meeting kind, std::uint32_t mask, std::uint64_t value)
   if (own.at_meeting != 0 && own.meeting != kind) {
     fault(("lanes of a warp meet at different collectives: " + describe(own)).c_str());
   }
-  machine().act();
   const unsigned half = own.round % 2;
   own.meeting = kind;
   own.brought[half][machine().running()->index] = value;
@@ -120,7 +120,6 @@ bool barrier(Barrier kind, bool value) {
   if (own.arrived != 0 && own.barrier != kind) {
     fault("threads of a block meet at different barriers");
   }
-  machine().act();
   const unsigned round = own.round;
   own.barrier = kind;
   own.any = own.any || value;

@@ -12,8 +12,9 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// swapcontext() asks the kernel for the signal mask at every switch, which would be most of the time
-// of a test: a warp vote is 32 switches. So the switch itself is written out where that is easy.
+// swapcontext() asks the kernel for the signal mask at every switch, which would be most of the
+// time of a test: a warp vote is 32 switches. So the switch itself is written out where that is
+// easy.
 #if defined(__x86_64__)
 extern "C" void moe_ep_emulator_switch(void** save, void* load);
 asm(R"(

@@ -27,8 +27,8 @@ struct Fiber {
   void* fake_stack = nullptr;  // AddressSanitizer's
 };
 
-// Makes `fiber` start `entry` at its next turn; gives it a stack, with a guard page below, if it has
-// none. `entry` must not return.
+// Makes `fiber` start `entry` at its next turn; gives it a stack, with a guard page below, if it
+// has none. `entry` must not return.
 void arm(Fiber& fiber, void (*entry)());
 
 // First statement of an entry.

@@ -3,7 +3,8 @@
 // Whoever synchronises runs it. A turn of the scheduler belongs to one warp, drawn at random from
 // those that can go on; the warp's lanes run one after another until each has to wait, or polls a
 // word that another rank may write. So the order of warps, blocks, kernels and copies differs from
-// turn to turn, and one seed gives one run.
+// turn to turn, and one seed gives one run. Some kernels, drawn at random too, are slow: they fall
+// behind those of other ranks by more than chance would let them.
 //
 // **Time** is virtual: a turn takes kTurnNs, and the longer nothing has happened but polls, the
 // faster it passes, so that a timeout of seconds is over soon.
@@ -77,6 +78,7 @@ struct Work {
 struct Operation {
   Work work;
   std::uint64_t number = 0;  // of the machine's operations
+  bool slow = false;         // its warps get few turns while others can run
   bool started = false;
   bool ended = false;
   unsigned next_block = 0;

@@ -13,7 +13,7 @@ namespace moe_ep::emulator {
 namespace {
 
 constexpr std::uint64_t kTurnNs = 10;
-constexpr std::uint64_t kIdleShare = 128;           // an idle turn adds this part of the idle time
+constexpr std::uint64_t kIdleShare = 128;  // a sleep is at least this part of the idle time
 constexpr std::uint64_t kForever = 3'600'000'000'000;  // nothing but polls for so long: a deadlock
 
 }  // namespace
@@ -72,8 +72,7 @@ void Machine::leave(bool ends) {
     return;
   }
   const std::uint32_t turned = std::rotr(ready, static_cast<int>(lane.index));
-  const unsigned next =
-      (lane.index + static_cast<unsigned>(std::countr_zero(turned))) % kLanes;
+  const unsigned next = (lane.index + static_cast<unsigned>(std::countr_zero(turned))) % kLanes;
   resume(lane.warp->lanes[next], lane.fiber, ends);
 }
 
@@ -145,14 +144,20 @@ Warp* Machine::pick() {
   }
   auto& from = !busy_.empty() && (polling_.empty() || draw(8) != 0) ? busy_ : polling_;
   if (from.empty()) return nullptr;
-  std::swap(from[draw(from.size())], from.back());
+  std::size_t index = draw(from.size());
+  // Not among those who poll: time flies while there are no others, and must not overtake anybody.
+  for (int tries = 0; &from == &busy_ && tries < 4 && from[index]->block->kernel->slow; ++tries)
+    index = draw(from.size());
+  std::swap(from[index], from.back());
   Warp* warp = from.back();
   from.pop_back();
   return warp;
 }
 
 void Machine::step() {
-  now_ += kTurnNs + (busy_.empty() ? (now_ - last_act_) / (16 * kIdleShare) : 0);
+  now_ += kTurnNs;
+  // Slowly enough for everybody to have looked many times before a timeout is over.
+  if (busy_.empty()) now_ += (now_ - last_act_) / (16 * (kIdleShare + polling_.size()));
   const bool advances = changed_;
   if (advances) advance();
   Warp* warp = pick();

@@ -19,6 +19,7 @@ void Machine::enqueue(Stream& stream, Work work) {
   auto operation = std::make_unique<Operation>();
   operation->work = std::move(work);
   operation->number = ++num_operations_;
+  operation->slow = draw(4) == 0;
   stream.queue.push_back(std::move(operation));
   changed_ = true;
 }

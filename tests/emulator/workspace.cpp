@@ -1,5 +1,6 @@
-// Symmetric memory of ranks on several emulated GPUs: heap memory that all ranks of the process see.
-// Virtual memory management is not emulated, nor what a workspace can do after its construction.
+// Symmetric memory of ranks on several emulated GPUs: heap memory that all ranks of the process
+// see. Virtual memory management is not emulated, nor what a workspace can do after its
+// construction.
 #include <moe_ep/workspace.hpp>
 
 #include <cuda_runtime_api.h>

@@ -1,5 +1,5 @@
-// The part of CUDA's device vocabulary that the kernels use, for a host compiler. As with nvcc, every
-// source includes it first.
+// The part of CUDA's device vocabulary that the kernels use, for a host compiler. As with nvcc,
+// every source includes it first.
 #pragma once
 
 #include <cuda_runtime_api.h>

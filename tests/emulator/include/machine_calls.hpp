@@ -24,11 +24,12 @@ const std::uint64_t* meet(Meeting kind, std::uint32_t mask, std::uint64_t value)
 // Waits for all threads of the block that have not exited; whether `value` held in one of them.
 bool barrier(Barrier kind, bool value);
 
-// Lets others run.
+// Lets others run: before every load of a word that another rank may write, or whoever polls it
+// would run alone for ever.
 void yield();
 // The same, now and then: where an interleaving may matter, but nobody waits.
 void maybe_yield();
-// Something may have changed for those who poll.
+// Something may have changed for those who poll: time goes on at its slow pace.
 void act();
 void sleep(std::uint64_t ns);
 std::uint64_t now();

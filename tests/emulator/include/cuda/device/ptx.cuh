@@ -86,6 +86,7 @@ uint4 load_vector(const std::byte* from) {
 template <int Width>
 void store_vector(std::byte* to, const uint4& v) {
   detail::expect_aligned<Width>(to);
+  emulator::act();
   std::memcpy(to, &v, Width);
 }
 

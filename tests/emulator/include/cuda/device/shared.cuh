@@ -9,7 +9,8 @@ namespace moe_ep::cuda {
 
 template <class T>
 T& shared_object() {
-  static_assert(std::is_trivially_default_constructible_v<T> && std::is_trivially_destructible_v<T>);
+  static_assert(std::is_trivially_default_constructible_v<T> &&
+                std::is_trivially_destructible_v<T>);
   static const char tag = 0;
   return *static_cast<T*>(emulator::shared_memory(&tag, sizeof(T)));
 }
