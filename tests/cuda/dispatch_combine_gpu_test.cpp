@@ -212,9 +212,9 @@ TEST_P(DispatchCombineGpuTest, GraphsOfSeveralSizesMixWithEagerSteps) {
   }
 }
 
-// The last rank but one awaits no answer, and is through long before rank 0, on few multiprocessors,
-// has read its experts' rows for the last rank. What it sends next belongs where the latter half of
-// those rows is (layouts end with the slice), and must wait.
+// The last rank but one awaits no answer, and is through long before rank 0, on few
+// multiprocessors, has read its experts' rows for the last rank. What it sends next belongs where
+// the latter half of those rows is (layouts end with the slice), and must wait.
 TEST_P(DispatchCombineGpuTest, FenceRowsWaitForTheAnswersOfALamportStep) {
   if (num_ranks() < 3) GTEST_SKIP() << "needs 3 ranks, got " << num_ranks();
   constexpr int kTokens = 60;
