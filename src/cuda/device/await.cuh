@@ -59,12 +59,14 @@ __device__ __forceinline__ bool wait_until(const Patience& patience, Arrived&& a
   constexpr std::uint32_t kPollsPerClock = 64;
   constexpr std::uint32_t kBusyPolls = 256;  // then leave the issue slots to others
   std::uint64_t deadline = 0;
+  bool over = false;
   for (std::uint32_t polls = 1;; ++polls) {
     if (arrived()) return true;
+    if (over) return false;
     if (polls % kPollsPerClock == 0) {
       const std::uint64_t now = clock_ns();
       if (deadline == 0) deadline = now + patience.timeout_ns;
-      if (now >= deadline || load_relaxed(patience.failed) != 0) return arrived();
+      over = now >= deadline || load_relaxed(patience.failed) != 0;
     }
     if (polls > kBusyPolls) __nanosleep(100);
   }

@@ -10,8 +10,7 @@ namespace {
 
 using protocol::LamportLayout;
 
-constexpr int kLargeVectors = 4;        // a lane's, in dispatches of more units than blocks
-constexpr int kLargeAnswerVectors = 2;  // in combines, which also hold sums
+constexpr int kLargeVectors = 2;  // a lane's, in steps of more units than blocks
 
 std::uint64_t bits_of(const void* pointer) {
   return reinterpret_cast<std::uint64_t>(pointer);
@@ -29,18 +28,20 @@ struct Plan {
 
 // @param all_or_ed whatever the users' rows and their sizes must be multiples of
 Plan plan_step(std::int64_t row_bytes, std::uint64_t all_or_ed, std::int32_t tokens,
-               int large_vectors, const LaunchOptions& options) {
+               std::int32_t first_piece, const LaunchOptions& options) {
   Plan plan;
   plan.wide = row_width(all_or_ed) >= 8;
   LamportShape& shape = plan.shape;
   shape.row_bytes = static_cast<std::uint32_t>(row_bytes);
+  shape.first_piece = first_piece;
   shape.width = plan.wide ? 8 : std::min(row_width(all_or_ed), 4);
   const std::int64_t vector_bytes =
       static_cast<std::int64_t>(kLamportThreads) * (plan.wide ? 8 : 4);
   const std::int32_t capacity = options.max_blocks(kLamportThreads) - 1;
   const auto cut = [&](int vectors) {
     shape.piece_bytes = static_cast<std::uint32_t>(vectors * vector_bytes);
-    const std::int64_t pieces = (row_bytes + shape.piece_bytes - 1) / shape.piece_bytes;
+    const std::int64_t pieces =
+        first_piece + (row_bytes + shape.piece_bytes - 1) / shape.piece_bytes;
     const std::int64_t units = pieces * tokens;
     shape.num_units = static_cast<std::int32_t>(units);
     shape.pieces = FastDivide::make(pieces, units);
@@ -48,7 +49,7 @@ Plan plan_step(std::int64_t row_bytes, std::uint64_t all_or_ed, std::int32_t tok
   };
   if (!cut(1) && plan.wide) {
     plan.large = true;
-    cut(large_vectors);
+    cut(kLargeVectors);
   }
   plan.blocks = 1 + std::min(shape.num_units, capacity);
   return plan;
@@ -70,7 +71,7 @@ DispatchKernel dispatch_kernel(std::int32_t num_ranks, bool wide, bool large) {
 template <bool kQuantised>
 CombineKernel combine_kernel(bool wide, bool large) {
   if (!wide) return lamport_combine_kernel<false, 1, kQuantised>;
-  return large ? lamport_combine_kernel<true, kLargeAnswerVectors, kQuantised>
+  return large ? lamport_combine_kernel<true, kLargeVectors, kQuantised>
                : lamport_combine_kernel<true, 1, kQuantised>;
 }
 CombineKernel combine_kernel(bool quantised, bool wide, bool large) {
@@ -120,7 +121,7 @@ cudaError_t launch_lamport_dispatch(const protocol::DispatchParams& params,
                 bits_of(params.payloads[0].rows) | bits_of(params.payloads[0].stride) |
                     bits_of(params.workspace.base) | bits_of(params.workspace.slice_stride) |
                     bits_of(params.placement.offsets[0]) | bits_of(params.row_bytes(0)),
-                params.tokens_per_rank, kLargeVectors, options);
+                params.tokens_per_rank, 1, options);
   args.shape = plan.shape;
   const std::int32_t num_ranks = params.workspace.layout.num_ranks;
   return enqueue(dispatch_kernel(num_ranks, plan.wide, plan.large), plan.blocks, kLamportThreads, 0,
@@ -143,7 +144,7 @@ cudaError_t launch_lamport_combine(const protocol::CombineParams& params,
   const Plan plan = plan_step(params.row_bytes,
                               bits_of(rows) | bits_of(stride) | bits_of(params.row_bytes) |
                                   bits_of(params.workspace.slice_stride),
-                              params.tokens_per_rank, kLargeAnswerVectors, options);
+                              params.tokens_per_rank, 0, options);
   args.shape = plan.shape;
   return enqueue(combine_kernel(output.format != OutputFormat::kPlain, plan.wide, plan.large),
                  plan.blocks, kLamportThreads, 0, options.pdl, stream, args);

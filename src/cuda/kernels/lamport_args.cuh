@@ -22,7 +22,8 @@ inline constexpr std::int32_t kLamportBlocksPerSm = 8;
 // How rows are cut. A unit is one piece of one token, for a block; block 0 has the lines.
 struct LamportShape {
   std::int32_t num_units = 0;
-  FastDivide pieces;  // divides by the pieces of a row
+  FastDivide pieces;             // divides by the pieces of a token
+  std::int32_t first_piece = 0;  // of the row; a dispatch has the tags before it
   std::uint32_t row_bytes = 0;
   std::uint32_t piece_bytes = 0;
   std::int32_t width = 0;  // of the users' rows, 4 bytes at most unless lanes hold 8
@@ -31,14 +32,14 @@ struct LamportShape {
 // A lane's place in a unit. Its vectors lie kLamportThreads vectors apart.
 struct LamportUnit {
   std::int32_t token;
-  bool first;            // the piece that also has the token's tags
+  bool tags;             // and no part of the row
   std::uint32_t offset;  // of the lane's first vector in the row
 
   template <bool kWide>
   static __device__ __forceinline__ LamportUnit of(const LamportShape& shape, std::int32_t unit) {
     const std::int32_t token = shape.pieces(unit);
-    const std::int32_t piece = unit - token * shape.pieces.divisor;
-    return {token, piece == 0,
+    const std::int32_t piece = unit - token * shape.pieces.divisor - shape.first_piece;
+    return {token, piece < 0,
             static_cast<std::uint32_t>(piece) * shape.piece_bytes +
                 threadIdx.x * LaneWords<kWide>::kBytes};
   }

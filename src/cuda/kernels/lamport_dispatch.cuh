@@ -11,44 +11,27 @@
 
 namespace moe_ep::cuda {
 
-// What a block holds of one of its units on the way out.
-template <int Words, bool kWide, int Vectors>
-struct LamportOutgoing {
-  LamportUnit unit;
-  LaneWords<kWide> held[Vectors];
-  std::int64_t ids[2];  // the lane's, of the token; -1: none
+// A lane's two ids of a token; -1: none.
+struct LaneIds {
+  std::int64_t low;   // number lane
+  std::int64_t high;  // number 32 + lane
 
-  __device__ __forceinline__ void load(const LamportDispatchArgs& args, std::int32_t index) {
-    const protocol::DispatchParams& params = args.params;
-    const LamportShape& shape = args.shape;
-    unit = LamportUnit::of<kWide>(shape, index);
-    const bool exists = unit.token < params.num_tokens;
-    const std::byte* row =
-        params.payloads[0].rows + (exists ? unit.token : 0) * params.payloads[0].stride;
-#pragma unroll
-    for (int v = 0; v < Vectors; ++v) {
-      const std::uint32_t at = unit.at<kWide>(v);
-      if (exists && at < shape.row_bytes) {
-        held[v].load_row(row + at, shape.row_bytes - at, shape.width);
-      }
-    }
-    const protocol::IdRow row_ids = params.ids(unit.token);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const std::int32_t k = lane_id() + i * kWarp;
-      ids[i] = exists && k < params.top_k ? row_ids[k] : -1;
-    }
+  static __device__ __forceinline__ LaneIds load(const protocol::DispatchParams& params,
+                                                 std::int32_t token) {
+    static_assert(kMaxTopK <= 2 * kWarp);
+    const protocol::IdRow ids = params.ids(token);
+    const bool exists = token < params.num_tokens;
+    return {exists && lane_id() < params.top_k ? ids[lane_id()] : -1,
+            exists && lane_id() + kWarp < params.top_k ? ids[lane_id() + kWarp] : -1};
   }
 
   // The active ranks that the token visits. The whole warp.
-  __device__ __forceinline__ RankBits<Words> visits(const LamportDispatchArgs& args,
+  template <int Words>
+  __device__ __forceinline__ RankBits<Words> visits(const FastOwnership& ownership,
                                                     const RankBits<Words>& active) const {
     RankBits<Words> ranks;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (!args.ownership.is_void(ids[i])) {
-        ranks.set(args.ownership.owner(static_cast<std::int32_t>(ids[i])));
-      }
+    for (const std::int64_t id : {low, high}) {
+      if (!ownership.is_void(id)) ranks.set(ownership.owner(static_cast<std::int32_t>(id)));
     }
 #pragma unroll
     for (int word = 0; word < Words; ++word) {
@@ -56,12 +39,30 @@ struct LamportOutgoing {
     }
     return ranks;
   }
+};
 
-  __device__ __forceinline__ void send(const LamportDispatchArgs& args, std::int32_t bank,
-                                       const RankBits<Words>& ranks) const {
+// A block's piece of a row of this rank, on its way out.
+template <bool kWide, int Vectors>
+struct LamportPiece {
+  LaneWords<kWide> held[Vectors];
+
+  __device__ __forceinline__ void load(const LamportDispatchArgs& args, const LamportUnit& unit) {
+    const protocol::Payload& from = args.params.payloads[0];
+    const LamportShape& shape = args.shape;
+    if (unit.token >= args.params.num_tokens) return;
+    const std::byte* row = from.rows + unit.token * from.stride;
+#pragma unroll
+    for (int v = 0; v < Vectors; ++v) {
+      const std::uint32_t at = unit.at<kWide>(v);
+      if (at < shape.row_bytes) held[v].load_row(row + at, shape.row_bytes - at, shape.width);
+    }
+  }
+
+  template <int Words>
+  __device__ __forceinline__ void send(const LamportDispatchArgs& args, const LamportUnit& unit,
+                                       std::int32_t bank, const RankBits<Words>& ranks) const {
     const protocol::Workspace& workspace = args.params.workspace;
     const protocol::LamportLayout& layout = workspace.layout.lamport;
-    const LamportShape& shape = args.shape;
     const std::int32_t me = workspace.rank;
     const std::int64_t landing = layout.row(bank, me, unit.token);
     for_each_rank(ranks.without(me), [&](std::int32_t peer) {
@@ -69,13 +70,10 @@ struct LamportOutgoing {
 #pragma unroll
       for (int v = 0; v < Vectors; ++v) {
         const std::uint32_t at = unit.at<kWide>(v);
-        if (at < shape.row_bytes) held[v].sendable(layout.words).send(to + at);
+        if (at < args.shape.row_bytes) held[v].sendable(layout.words).send(to + at);
       }
     });
-  }
-
-  __device__ __forceinline__ void keep(const LamportDispatchArgs& args) const {
-    const std::int32_t me = args.params.workspace.rank;
+    if (!ranks.test(me)) return;
     std::byte* to = args.params.row(me, 0, me, unit.token);
 #pragma unroll
     for (int v = 0; v < Vectors; ++v) {
@@ -118,16 +116,13 @@ struct TagSpot {
   }
 };
 
-// Tags of the token of `out` for every active peer; peers and groups of 32 tags are shared out to
-// the warps.
-template <int Words, bool kWide, int Vectors>
-__device__ __forceinline__ void send_tags(const LamportDispatchArgs& args,
-                                          const LamportOutgoing<Words, kWide, Vectors>& out,
-                                          const RankBits<Words>& peers,
+// Tags of a token for every active peer; peers and groups of 32 tags are shared out to the warps.
+template <int Words>
+__device__ __forceinline__ void send_tags(const LamportDispatchArgs& args, std::int32_t token,
+                                          const LaneIds& ids, const RankBits<Words>& peers,
                                           const RankBits<Words>& ranks, std::int32_t bank,
                                           Epoch epoch) {
   const protocol::DispatchParams& params = args.params;
-  const std::int32_t token = out.unit.token;
   std::int32_t turn = 0;
   for_each_rank(peers, [&](std::int32_t peer) {
     std::uint64_t* tags =
@@ -141,7 +136,7 @@ __device__ __forceinline__ void send_tags(const LamportDispatchArgs& args,
       if (comes && tag >= params.top_k) {
         value = TagSpot::of(params, tag).load(params, token);
       } else if (comes) {
-        const std::int64_t id = out.ids[first == 0 ? 0 : 1];
+        const std::int64_t id = first == 0 ? ids.low : ids.high;
         value = args.ownership.is_void(id) ? protocol::kVoidId : static_cast<std::uint32_t>(id);
       }
       store_tag(tags + tag, epoch, value);
@@ -149,24 +144,22 @@ __device__ __forceinline__ void send_tags(const LamportDispatchArgs& args,
   });
 }
 
-// What stays with the own rank of the token of `out`, but for its row of payload 0: one warp.
-template <int Words, bool kWide, int Vectors>
-__device__ __forceinline__ void keep_tags(const LamportDispatchArgs& args,
-                                          const LamportOutgoing<Words, kWide, Vectors>& out,
-                                          const RankBits<Words>& ranks) {
+// What stays of a token with the own rank, but for its row of payload 0: one warp.
+template <int Words>
+__device__ __forceinline__ void keep_tags(const LamportDispatchArgs& args, std::int32_t token,
+                                          const LaneIds& ids, const RankBits<Words>& ranks) {
   const protocol::DispatchParams& params = args.params;
   const protocol::Workspace& workspace = params.workspace;
   const std::int32_t me = workspace.rank;
-  const std::int32_t token = out.unit.token;
   const bool comes = ranks.test(me);
-  auto* ids = reinterpret_cast<std::int32_t*>(params.row(me, params.ids_payload, me, token));
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const std::int32_t k = lane_id() + i * kWarp;
-    if (k >= params.top_k) continue;
-    ids[k] = !comes || args.ownership.is_void(out.ids[i]) ? params.invalid_expert_id
-                                                          : static_cast<std::int32_t>(out.ids[i]);
-  }
+  auto* kept = reinterpret_cast<std::int32_t*>(params.row(me, params.ids_payload, me, token));
+  const auto keep_id = [&](std::int32_t k, std::int64_t id) {
+    if (k >= params.top_k) return;
+    kept[k] = !comes || args.ownership.is_void(id) ? params.invalid_expert_id
+                                                   : static_cast<std::int32_t>(id);
+  };
+  keep_id(lane_id(), ids.low);
+  keep_id(lane_id() + kWarp, ids.high);
   for (std::int32_t tag = params.top_k + lane_id(); comes && tag < args.num_tags; tag += kWarp) {
     const TagSpot spot = TagSpot::of(params, tag);
     spot.store(params, me, token, spot.load(params, token));
@@ -187,9 +180,9 @@ __device__ __forceinline__ void keep_tags(const LamportDispatchArgs& args,
 
 // A wait for a row of `token` ran out: names every peer that has not even sent its tag, and `peer`.
 template <int Words>
-__device__ inline void record_late_rows(const LamportDispatchArgs& args,
-                                              RankBits<Words> peers, Epoch epoch,
-                                              std::int32_t token, std::int32_t peer) {
+__device__ __attribute__((noinline)) void record_late_rows(const LamportDispatchArgs& args,
+                                                           RankBits<Words> peers, Epoch epoch,
+                                                           std::int32_t token, std::int32_t peer) {
   const protocol::Workspace& workspace = args.params.workspace;
   RankMask missing;
   if (peer >= 0) missing.set(peer);
@@ -207,7 +200,8 @@ template <int Words, bool kWide, int Vectors>
 __device__ __forceinline__ bool take_pieces(const LamportDispatchArgs& args,
                                             const LamportUnit& unit, const RankBits<Words>& peers,
                                             std::int32_t bank, Epoch epoch) {
-  constexpr int kBatch = Vectors == 1 ? 4 : 2;  // peers polled side by side
+  constexpr int kBatch =
+      Vectors == 1 ? 2 : 1;  // peers polled side by side: registers allow no more
   const protocol::DispatchParams& params = args.params;
   const protocol::Workspace& workspace = params.workspace;
   const protocol::LamportLayout& layout = workspace.layout.lamport;
@@ -264,7 +258,12 @@ __device__ __forceinline__ bool take_pieces(const LamportDispatchArgs& args,
       return pending == 0;
     });
     if (!arrived) {
-      record_late_rows(args, peers, epoch, unit.token, src[__ffs(static_cast<int>(pending)) - 1]);
+      std::int32_t late = -1;
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        if ((pending >> b & 1) != 0) late = src[b];
+      }
+      record_late_rows(args, peers, epoch, unit.token, late);
     }
     if (!__all_sync(~0u, arrived)) return false;
   }
@@ -314,38 +313,46 @@ __device__ __forceinline__ bool take_tags(const LamportDispatchArgs& args, std::
 template <int Words, bool kWide, int Vectors>
 __device__ __forceinline__ void dispatch_rows(const LamportDispatchArgs& args) {
   const protocol::Workspace& workspace = args.params.workspace;
-  const std::int32_t me = workspace.rank;
   const auto stride = static_cast<std::int32_t>(gridDim.x) - 1;
   auto index = static_cast<std::int32_t>(blockIdx.x) - 1;
-  LamportOutgoing<Words, kWide, Vectors> out;
+  LamportUnit unit = LamportUnit::of<kWide>(args.shape, index);
+  LamportPiece<kWide, Vectors> piece;
   wait_for_producers();
-  out.load(args, index);
+  if (!unit.tags) piece.load(args, unit);
+  LaneIds ids = LaneIds::load(args.params, unit.token);
   const StepState state = StepState::load(workspace.header());
-  const RankBits<Words> active = to_bits<Words>(args.mask());
-  const RankBits<Words> peers = active.without(me);
+  const auto active = to_bits<Words>(args.mask());
+  const RankBits<Words> peers = active.without(workspace.rank);
   const Epoch epoch = protocol::next_epoch(state.epoch);
   const std::int32_t bank = lamport_bank(epoch);
-  const auto send = [&] {
-    const RankBits<Words> ranks = out.visits(args, active);
-    out.send(args, bank, ranks);
-    if (out.unit.first) send_tags(args, out, peers, ranks, bank, epoch);
-    if (ranks.test(me)) out.keep(args);
-    if (out.unit.first && warp_id() == kLamportWarps - 1) keep_tags(args, out, ranks);
-  };
   if (__syncthreads_or(state.failed)) return;
   if (threadIdx.x == 0) begin_step(args, epoch);
-  send();
-  for (;;) {
-    const LamportUnit unit = out.unit;
-    index += stride;
-    const bool more = index < args.shape.num_units;
-    if (more) {
-      out.load(args, index);
-      send();
+  // Each round sends a unit and takes the one before; the last round only takes.
+  LamportUnit sent{};
+  bool sends = true;
+  for (bool takes = false;; takes = true) {
+    if (sends) {
+      const RankBits<Words> ranks = ids.visits(args.ownership, active);
+      if (unit.tags) {
+        send_tags(args, unit.token, ids, peers, ranks, bank, epoch);
+        if (warp_id() == kLamportWarps - 1) keep_tags(args, unit.token, ids, ranks);
+      } else {
+        piece.send(args, unit, bank, ranks);
+      }
     }
-    if (!take_pieces<Words, kWide, Vectors>(args, unit, peers, bank, epoch)) return;
-    if (unit.first && !take_tags(args, unit.token, peers, bank, epoch)) return;
-    if (!more) return;
+    if (takes) {
+      const bool taken = sent.tags
+                             ? take_tags(args, sent.token, peers, bank, epoch)
+                             : take_pieces<Words, kWide, Vectors>(args, sent, peers, bank, epoch);
+      if (!taken || !sends) return;
+    }
+    sent = unit;
+    index += stride;
+    sends = index < args.shape.num_units;
+    if (!sends) continue;
+    unit = LamportUnit::of<kWide>(args.shape, index);
+    if (!unit.tags) piece.load(args, unit);
+    ids = LaneIds::load(args.params, unit.token);
   }
 }
 

@@ -20,6 +20,7 @@ namespace moe_ep::cuda {
 struct LamportLines {
   std::int32_t counts[kMaxRanks];  // rows for each rank
   SharedMask missing;
+  std::int32_t unlike;  // the lowest peer whose line differs, or kMaxRanks
 };
 
 __device__ __forceinline__ void store_tag(std::uint64_t* tag, Epoch epoch, std::uint32_t value) {
@@ -83,16 +84,14 @@ __device__ inline void stamp_unused_bank(const protocol::Workspace& workspace, E
   if (threadIdx.x == 0) workspace.header()->lamport_stamped[other] = epoch;
 }
 
-// One warp: awaits peer `peer`'s line, checks it and keeps its count.
+// One warp: awaits peer `peer`'s line and keeps its count, or that it differs.
 __device__ __forceinline__ void accept_line(LamportLines& lines, const LamportDispatchArgs& args,
                                             Epoch epoch, std::int32_t peer) {
   const protocol::DispatchParams& params = args.params;
   const protocol::Workspace& workspace = params.workspace;
-  protocol::SliceHeader* header = workspace.header();
   const std::uint64_t* tags =
       protocol::lamport_line(workspace, workspace.rank, lamport_bank(epoch), peer);
   const std::int32_t field = lane_id();
-  const bool is_field = field < protocol::kNumSignatureFields;
   std::uint64_t tag = 0;
   bool late = false;
   if (field <= protocol::kLineRows) {
@@ -102,27 +101,41 @@ __device__ __forceinline__ void accept_line(LamportLines& lines, const LamportDi
       return protocol::tag_epoch(tag) == epoch;
     });
   }
+  const std::uint32_t got = protocol::tag_value(tag);
+  bool unlike = false;
+  if (field < protocol::kNumSignatureFields) {
+    unlike = static_cast<std::int32_t>(got) != params.signature.fields[field];
+  } else if (field == protocol::kLineRows) {
+    unlike = got > static_cast<std::uint32_t>(params.tokens_per_rank);
+  }
+  if (late) lines.missing.set(peer);
+  if (!late && unlike) atomicMin(&lines.unlike, peer);
+  if (field == protocol::kLineRows) {
+    workspace.recv_counts()[peer] = late || unlike ? 0 : static_cast<std::int32_t>(got);
+  }
+}
+
+// One warp: the failure is what peer `lines.unlike` announced.
+__device__ __forceinline__ void record_unlike(const LamportLines& lines,
+                                              const LamportDispatchArgs& args, Epoch epoch) {
+  const protocol::DispatchParams& params = args.params;
+  const std::int32_t field = lane_id();
+  const bool is_field = field < protocol::kNumSignatureFields;
+  std::uint64_t tag = 0;
+  if (field <= protocol::kLineRows) {
+    tag = load_relaxed(protocol::lamport_line(params.workspace, params.workspace.rank,
+                                              lamport_bank(epoch), lines.unlike) +
+                       field);
+  }
   const auto got = static_cast<std::int32_t>(protocol::tag_value(tag));
-  const std::uint32_t differs =
-      __ballot_sync(~0u, is_field && !late && got != params.signature.fields[field]);
-  if (differs != 0) {
-    if (lane_id() == __ffs(static_cast<int>(differs)) - 1) {
-      record_difference(header, args.record, protocol::StepResult::kMismatch, Phase::kDispatch,
-                        epoch, peer, field, params.signature.fields[field], got);
-    }
-    return;
-  }
-  if (__any_sync(~0u, late)) {
-    if (lane_id() == 0) lines.missing.set(peer);
-    return;
-  }
-  if (field != protocol::kLineRows) return;
-  if (static_cast<std::uint32_t>(got) > static_cast<std::uint32_t>(params.tokens_per_rank)) {
-    record_difference(header, args.record, protocol::StepResult::kCorrupt, Phase::kDispatch, epoch,
-                      peer, -1, params.tokens_per_rank, got);
-  } else {
-    workspace.recv_counts()[peer] = got;
-  }
+  const std::int32_t want = is_field ? params.signature.fields[field] : params.tokens_per_rank;
+  const bool unlike = field <= protocol::kLineRows && protocol::tag_epoch(tag) == epoch &&
+                      (is_field ? got != want : got < 0 || got > want);
+  const std::uint32_t differs = __ballot_sync(~0u, unlike);  // the first explains most
+  if (field != __ffs(static_cast<int>(differs)) - 1) return;
+  record_difference(params.workspace.header(), args.record,
+                    is_field ? protocol::StepResult::kMismatch : protocol::StepResult::kCorrupt,
+                    Phase::kDispatch, epoch, lines.unlike, is_field ? field : -1, want, got);
 }
 
 // The whole block: the peers whose lines did not come are the failure, if there are any.
@@ -165,6 +178,7 @@ __device__ __forceinline__ void dispatch_lines(LamportLines& lines,
     lines.counts[rank] = 0;
   }
   if (threadIdx.x < kRankMaskWords) lines.missing.words[threadIdx.x] = 0;
+  if (threadIdx.x == 0) lines.unlike = kMaxRanks;
   fence_sys();  // with the stores of tags below, by the same threads, a release
   if (__syncthreads_or(state.failed)) return;
   if (threadIdx.x == 0) begin_step(args, epoch);
@@ -191,6 +205,9 @@ __device__ __forceinline__ void dispatch_lines(LamportLines& lines,
   }
   stamp_unused_bank(workspace, epoch);
   for_each_peer_of_warp(peers, [&](std::int32_t peer) { accept_line(lines, args, epoch, peer); });
+  __syncthreads();
+  // A difference explains more than the silence of others.
+  if (lines.unlike < kMaxRanks && warp_id() == 0) record_unlike(lines, args, epoch);
   record_missing(lines, workspace.header(), args.record, Phase::kDispatch, epoch);
 }
 

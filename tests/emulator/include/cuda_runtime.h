@@ -116,6 +116,11 @@ T atomicAdd(T* word, std::type_identity_t<T> value) {
   return std::exchange(*word, static_cast<T>(*word + value));
 }
 template <class T>
+T atomicMin(T* word, std::type_identity_t<T> value) {
+  moe_ep::emulator::act();
+  return std::exchange(*word, value < *word ? value : *word);
+}
+template <class T>
 T atomicOr(T* word, std::type_identity_t<T> value) {
   moe_ep::emulator::act();
   return std::exchange(*word, static_cast<T>(*word | value));
