@@ -42,19 +42,40 @@ std::int32_t chunk_shift(std::int64_t row_bytes, std::int64_t chunk_bytes) {
   return shift;
 }
 
-// Whether nothing that this step reads or writes lies where rows would land. Experts may have
-// written over the rows they got.
-bool landing_is_free(const CombineArgs& args) {
-  const protocol::CombineParams& params = args.params;
-  const auto free_of = [&](const std::byte* first, std::int64_t rows, std::int64_t stride) {
-    const std::byte* own = params.workspace.own();
-    return first == nullptr || first + rows * stride <= own + args.landing_begin ||
-           first >= own + args.landing_end;
-  };
+bool overlap(const std::byte* a, std::int64_t a_bytes, const std::byte* b, std::int64_t b_bytes) {
+  return a < b + b_bytes && b < a + a_bytes;
+}
+
+std::int64_t expert_output_bytes(const protocol::CombineParams& params) {
   const std::int64_t rows =
       static_cast<std::int64_t>(params.workspace.layout.num_ranks) * params.tokens_per_rank;
-  return free_of(params.expert_output, rows, params.expert_output_stride) &&
-         free_of(args.output.rows, params.num_tokens, args.output.stride);
+  return params.expert_output == nullptr ? 0 : rows * params.expert_output_stride;
+}
+
+// Experts may have written over the rows they got, where peers put those of the next step.
+bool lies_in_slice(const protocol::CombineParams& params) {
+  const protocol::Workspace& workspace = params.workspace;
+  return overlap(params.expert_output, expert_output_bytes(params), workspace.own(),
+                 workspace.layout.slice_bytes);
+}
+
+// Whether nothing that this step reads or writes lies where rows would land.
+bool landing_is_free(const CombineArgs& args) {
+  const protocol::CombineParams& params = args.params;
+  const std::byte* landing = params.workspace.own() + args.landing_begin;
+  const std::int64_t bytes = args.landing_end - args.landing_begin;
+  return !overlap(params.expert_output, expert_output_bytes(params), landing, bytes) &&
+         !overlap(args.output.rows, params.num_tokens * args.output.stride, landing, bytes);
+}
+
+// Copies the expert output to the combine region.
+cudaError_t place_expert_output(const protocol::CombineParams& params, cudaStream_t stream) {
+  const std::int64_t rows =
+      static_cast<std::int64_t>(params.workspace.layout.num_ranks) * params.tokens_per_rank;
+  const auto row_bytes = static_cast<std::size_t>(params.row_bytes);
+  return cudaMemcpy2DAsync(params.row(params.workspace.rank, 0, 0), row_bytes, params.expert_output,
+                           static_cast<std::size_t>(params.expert_output_stride), row_bytes,
+                           static_cast<std::size_t>(rows), cudaMemcpyDeviceToDevice, stream);
 }
 
 }  // namespace
@@ -90,6 +111,13 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   args.num_tiles = static_cast<std::int32_t>(ceil_div(params.tokens_per_rank, args.chunk_rows()));
   args.push = workspace.layout.num_ranks > 1 && tuning.push_bytes >= 0 &&
               params.tokens_per_rank * wire_bytes >= tuning.push_bytes;
+  if (!args.push && workspace.layout.num_ranks > 1 && lies_in_slice(params)) {
+    const cudaError_t error = place_expert_output(params, stream);
+    if (error != cudaSuccess) return error;
+    protocol::CombineParams placed = params;
+    placed.expert_output = nullptr;
+    return launch_combine(placed, output, options, stream, tuning);
+  }
 
   const std::uint64_t row_bits = bits_of(workspace.base) | bits_of(workspace.slice_stride) |
                                  bits_of(workspace.layout.combine) | bits_of(params.row_bytes) |
