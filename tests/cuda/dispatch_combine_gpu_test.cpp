@@ -130,6 +130,59 @@ TEST_P(DispatchCombineGpuTest, StepsFollowEachOtherWithoutTheHost) {
   }
 }
 
+// As in a graph: a kernel that is launched early finds its predecessor still at work.
+TEST_P(DispatchCombineGpuTest, KernelsFollowEachOtherWithNothingBetween) {
+  Random random(815u + static_cast<unsigned>(num_ranks()));
+  const auto rig = make_rig(40);
+  for (const cuda::Pdl pdl : {cuda::Pdl::kOff, cuda::Pdl::kLate, cuda::Pdl::kEarly}) {
+    for (int rank = 0; rank < rig->size(); ++rank)
+      (*rig)[rank].options.pdl = pdl;
+    std::vector<std::unique_ptr<Step>> steps;
+    for (int index = 0; index < num_cases(12); ++index) {
+      StepShape shape = any_shape(random, *rig);
+      shape.active = RankMask::first(num_ranks());
+      shape.chained = true;
+      steps.push_back(std::make_unique<Step>(*rig, shape, random));
+      choose_tuning(*steps.back(), random);
+      if (index % 3 == 0) continue;
+      for (StepRank& rank : steps.back()->ranks())
+        rank.tuning.push_bytes = -1;
+    }
+    for (const auto& step : steps)
+      step->run();
+    rig->synchronize();
+    for (std::size_t index = 0; index < steps.size(); ++index) {
+      SCOPED_TRACE("step " + std::to_string(index));
+      ASSERT_NO_THROW(steps[index]->check());
+    }
+  }
+}
+
+// Rows of a dispatch lie where the combine before it has let peers' rows land.
+TEST_P(DispatchCombineGpuTest, ADispatchWaitsUntilPushedRowsAreRead) {
+  Random random(31u);
+  const auto rig = make_rig(40);
+  StepShape shape;
+  shape.tokens_per_rank = 40;
+  shape.top_k = 8;
+  shape.hidden_bytes = kDispatchRow - 4 * shape.top_k;
+  shape.elements = kCombineRow / 2;
+  shape.active = RankMask::first(num_ranks());
+  std::vector<std::unique_ptr<Step>> steps;
+  for (int index = 0; index < num_cases(12); ++index) {
+    steps.push_back(std::make_unique<Step>(*rig, shape, random));
+    for (StepRank& rank : steps.back()->ranks()) {
+      rank.tuning.push_bytes = 0;
+      rank.tuning.min_push_sms = 1;
+    }
+  }
+  for (const auto& step : steps)
+    step->run();
+  rig->synchronize();
+  for (const auto& step : steps)
+    ASSERT_NO_THROW(step->check());
+}
+
 // One thread enqueues everything of one rank before anything of the next.
 TEST_P(DispatchCombineGpuTest, RanksMayBeLaunchedOneAfterAnother) {
   Random random(99u);

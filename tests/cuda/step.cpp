@@ -156,9 +156,9 @@ void Step::allocate(int rank, Random& random) {
 
   const std::int64_t row = shape_.combine_row_bytes();
   const int size = element_bytes(shape_.format);
-  own.experts_write = pick(random, 0, 1) == 0      ? StepRank::Experts::kElsewhere
-                      : shape_.hidden_bytes == row ? StepRank::Experts::kDispatchedRows
-                                                   : StepRank::Experts::kCombineRegion;
+  own.experts_write = shape_.chained || pick(random, 0, 1) == 0 ? StepRank::Experts::kElsewhere
+                      : shape_.hidden_bytes == row              ? StepRank::Experts::kDispatchedRows
+                                                                : StepRank::Experts::kCombineRegion;
   protocol::CombineParams& combine = own.combine;
   combine.workspace = place.workspace;
   combine.active = shape_.active;
@@ -312,6 +312,7 @@ void Step::dispatch(int rank) {
     own.dispatch.active = RankMask::first(rig_.size());  // must not be looked at
   }
   MOE_EP_CUDA_CHECK(cuda::launch_dispatch(own.dispatch, options, place.stream));
+  if (shape_.chained) return;
   const auto& workspace = place.workspace;
   for (std::size_t payload = 0; payload < own.rows.size(); ++payload) {
     MOE_EP_CUDA_CHECK(cudaMemcpyAsync(
@@ -340,11 +341,13 @@ void Step::combine(int rank) {
     MOE_EP_CUDA_CHECK(cudaMemcpyAsync(to, own.expert_memory.data(), own.expert_memory.size(),
                                       cudaMemcpyDeviceToDevice, place.stream));
   }
-  MOE_EP_CUDA_CHECK(
-      cudaMemsetAsync(own.output_memory.data(), 0xcd, own.output_memory.size(), place.stream));
-  if (own.scale_bytes > 0) {
+  if (!shape_.chained) {
     MOE_EP_CUDA_CHECK(
-        cudaMemsetAsync(own.scale_memory.data(), 0xcd, own.scale_memory.size(), place.stream));
+        cudaMemsetAsync(own.output_memory.data(), 0xcd, own.output_memory.size(), place.stream));
+    if (own.scale_bytes > 0) {
+      MOE_EP_CUDA_CHECK(
+          cudaMemsetAsync(own.scale_memory.data(), 0xcd, own.scale_memory.size(), place.stream));
+    }
   }
   MOE_EP_CUDA_CHECK(
       cuda::launch_combine(own.combine, own.output, place.options, place.stream, own.tuning));
@@ -362,7 +365,7 @@ void Step::check() {
   for (int rank = 0; rank < rig_.size(); ++rank) {
     if (!shape_.active.test(rank)) continue;
     rig_.use(rank);
-    check_arrivals(rank);
+    if (!shape_.chained) check_arrivals(rank);
     check_sums(rank);
   }
 }

@@ -39,6 +39,8 @@ struct StepShape {
   DType output_dtype = kBFloat16;
   SfLayout sf_layout = SfLayout::kLinear;
   std::uint64_t timeout_ns = 20'000'000'000ull;
+  // Nothing is enqueued between the kernels, so that they may overlap; only sums are checked.
+  bool chained = false;
 
   std::int64_t dispatch_row_bytes() const;
   std::int64_t combine_row_bytes() const;

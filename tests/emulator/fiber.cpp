@@ -64,7 +64,7 @@ void allocate_stack(Fiber& fiber) {
   void* memory = ::mmap(nullptr, page + kStackBytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED || ::mprotect(memory, page, PROT_NONE) != 0) {
-    std::perror("CUDA emulator: no memory for a thread's stack");
+    std::perror("CUDA emulator: no memory for a thread's stack (or vm.max_map_count is too small)");
     std::abort();
   }
   fiber.stack = static_cast<std::byte*>(memory) + page;
