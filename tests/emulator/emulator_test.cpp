@@ -26,6 +26,7 @@ class EmulatorTest : public ::testing::Test {
   }
   void use(const Config& config) {
     end_streams();
+    cudaSetDevice(0);  // another test may have left one that is gone
     emulator::configure(config);
     for (cudaStream_t& stream : streams_)
       cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
