@@ -82,6 +82,18 @@ std::vector<MemberInfo> gather_members(CommBackend& comm, std::string_view opera
   return infos;
 }
 
+bool outsider_may_write(const std::vector<MemberInfo>& infos) {
+  const auto is_here = [&](int rank, std::uint64_t workspace) {
+    return std::any_of(infos.begin(), infos.end(), [&](const MemberInfo& info) {
+      return info.rank == rank && info.workspace == workspace;
+    });
+  };
+  bool found = false;
+  for (const MemberInfo& info : infos)
+    info.former.for_each([&](int rank) { found = found || !is_here(rank, info.workspace); });
+  return found;
+}
+
 bool in_one_process(const std::vector<MemberInfo>& infos) {
   return std::all_of(infos.begin(), infos.end(),
                      [&](const MemberInfo& info) { return info.process == infos.front().process; });

@@ -28,6 +28,8 @@ struct MemberInfo {
   std::int32_t num_ranks = 0;
   std::int32_t rank = 0;
   RankMask members;
+  std::uint64_t workspace = 0;  // its id at the member; 0 before it has one
+  RankMask former;              // whose processes have been able to write into the member's memory
   SegmentId segment;
 
   // Of this process, with a fresh nonce.
@@ -43,6 +45,10 @@ struct MemberInfo {
 std::vector<MemberInfo> gather_members(CommBackend& comm, std::string_view operation,
                                        const std::optional<std::string>& own_failure,
                                        const MemberInfo& own);
+
+// Whether a process that is not among these members, because it was left out or because another one
+// has its place, may still write into the memory of one that is.
+bool outsider_may_write(const std::vector<MemberInfo>& infos);
 
 bool in_one_process(const std::vector<MemberInfo>& infos);
 
