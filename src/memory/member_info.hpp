@@ -59,11 +59,13 @@ class SharedSegments {
   // @throws MoEEpError on every rank
   SharedSegments(CommBackend& comm, const std::vector<MemberInfo>& infos);
 
-  // Checked: the segment that the member announced, unable to shrink. @throws MoEEpError
+  // Checked: the segment that the member announced, of the own one's size, unable to shrink.
+  // @throws MoEEpError
   std::shared_ptr<const detail::UniqueFd> fd(std::size_t member, std::string_view operation) const;
 
  private:
   std::vector<SegmentId> announced_;
+  std::uint64_t segment_bytes_ = 0;
   std::vector<std::shared_ptr<const detail::UniqueFd>> received_;  // empty in one process
 };
 

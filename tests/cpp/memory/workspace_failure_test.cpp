@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -18,6 +19,7 @@
 #include <moe_ep/error.hpp>
 #include <moe_ep/workspace.hpp>
 
+#include "memory/member_info.hpp"
 #include "support/hooked_backend.hpp"
 #include "support/limits.hpp"
 #include "support/resources.hpp"
@@ -152,6 +154,34 @@ TEST_P(WorkspaceFailure, BackendThatBreaksItsContractIsDetected) {
     EXPECT_TRUE(all_ok(spawn_ranks(GetParam(), 2, [&](int, const auto& comm) {
       HookedBackend hooked(comm, {}, [&](int call, auto& result) {
         if (call == 1) test.change(result);
+      });
+      EXPECT_THAT(failure_of([&] { SymmetricWorkspace::create_host(hooked, kBytes); }),
+                  HasSubstr(test.text));
+    })));
+  }
+}
+
+// A rank says where its slice is mapped, and how long it is.
+TEST_P(WorkspaceFailure, MemberThatLiesAboutItsPlaceOrSizeIsRefused) {
+  struct Case {
+    std::function<void(memory::MemberInfo&)> change;
+    std::string text;
+  };
+  const std::vector<Case> cases = {
+      {[](memory::MemberInfo& info) { info.rank = 1 << 20; }, "got rank 1048576 at position 1"},
+      {[](memory::MemberInfo& info) { info.rank = -1; }, "got rank -1 at position 1"},
+      {[](memory::MemberInfo& info) { info.rank = 0; }, "got rank 0 at position 1"},
+      {[](memory::MemberInfo& info) { info.segment.bytes = 4096; }, "got 4096 announced"},
+      {[](memory::MemberInfo& info) { info.segment.bytes <<= 20; }, "announced at position 1"}};
+  for (const Case& test : cases) {
+    EXPECT_TRUE(all_ok(spawn_ranks(GetParam(), 2, [&](int, const auto& comm) {
+      HookedBackend hooked(comm, {}, [&](int call, auto& result) {
+        if (call != 2) return;  // the one with the segments
+        memory::MemberInfo info;
+        char* const at = result[1].data() + result[1].size() - sizeof info;
+        std::memcpy(&info, at, sizeof info);
+        test.change(info);
+        std::memcpy(at, &info, sizeof info);
       });
       EXPECT_THAT(failure_of([&] { SymmetricWorkspace::create_host(hooked, kBytes); }),
                   HasSubstr(test.text));
