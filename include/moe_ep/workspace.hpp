@@ -83,6 +83,9 @@ class MOE_EP_API SymmetricWorkspace {
   virtual void checkpoint_prepare(CommBackend& comm) = 0;
   /// Collective over the same ranks. New zeroed memory at the old addresses. No-op when mapped.
   virtual void checkpoint_restore(CommBackend& comm) = 0;
+  /// Local. Gives the memory back as checkpoint_prepare() does, without the group: for a caller
+  /// whose own part of a restore has failed, so that all ranks can restore once more.
+  virtual void discard() noexcept = 0;
   /// Collective over `members` (see create_host). Maps the members' present memory at the old
   /// addresses; slices of non-members become inaccessible. The id becomes a new one that all
   /// members agree on. Own memory and its contents stay as long as every former member takes part.

@@ -106,6 +106,20 @@ void HostWorkspace::checkpoint_restore(CommBackend& comm) {
   mapped_ = true;
 }
 
+// What stays mapped is memory that nobody is told of; the next restore replaces it.
+void HostWorkspace::discard() noexcept {
+  mapped_ = false;
+  segment_.reset();
+  try {
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+      if (rank != rank_ && view_->attached(rank)) return;  // a thread that may be in a step
+    }
+    view_->unmap_all();
+  } catch (const std::exception&) {
+    // Stays mapped.
+  }
+}
+
 void HostWorkspace::remap(CommBackend& comm, const std::vector<int>& members) {
   const std::size_t own = index_of(comm);
   auto failure = failure_of([&] {

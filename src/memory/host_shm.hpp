@@ -29,6 +29,7 @@ class HostWorkspace final : public SymmetricWorkspace {
 
   void checkpoint_prepare(CommBackend& comm) override;
   void checkpoint_restore(CommBackend& comm) override;
+  void discard() noexcept override;
   void remap(CommBackend& comm, const std::vector<int>& members) override;
 
  private:
