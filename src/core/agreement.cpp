@@ -153,8 +153,8 @@ std::vector<Announcement> agree(CommBackend& comm, const std::string& who,
   throw_differences(who, all);
   for (std::size_t peer = 0; peer < all.size(); ++peer) {
     if (all[peer].rank == members[peer]) continue;
-    throw MoEEpError(concat(who, ": rank ", members[peer], " must speak for itself, got rank ",
-                            all[peer].rank));
+    throw MoEEpError(
+        concat(who, ": rank ", members[peer], " must speak for itself, got rank ", all[peer].rank));
   }
   return all;
 }

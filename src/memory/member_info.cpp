@@ -68,10 +68,10 @@ std::vector<MemberInfo> gather_members(CommBackend& comm, std::string_view opera
     require_equal(operation, "bytes", member, infos[0].bytes, info.bytes);
     require_equal(operation, "num_ranks", member, infos[0].num_ranks, info.num_ranks);
     if (info.members != infos[0].members) {
-      throw std::invalid_argument(std::string(operation) +
-                                  ": members must be equal on every rank, got " +
-                                  detail::ranks_text(ranks_of(infos[0].members)) + " on rank 0 and " +
-                                  detail::ranks_text(ranks_of(info.members)) + " on rank " + std::to_string(member));
+      throw std::invalid_argument(
+          std::string(operation) + ": members must be equal on every rank, got " +
+          detail::ranks_text(ranks_of(infos[0].members)) + " on rank 0 and " +
+          detail::ranks_text(ranks_of(info.members)) + " on rank " + std::to_string(member));
     }
     // Where its slice will be mapped.
     const std::vector<int> ranks = ranks_of(info.members);

@@ -115,8 +115,7 @@ MOE_EP_HD inline void mark_empty_rows(std::int32_t* ids, const std::int32_t* rec
                                       std::int32_t step) {
   for (std::int32_t src = first; src < num_ranks; src += step) {
     const std::int32_t count = recv_counts[src] < 0 ? 0 : recv_counts[src];
-    const std::int64_t begin =
-        (static_cast<std::int64_t>(src) * tokens_per_rank + count) * top_k;
+    const std::int64_t begin = (static_cast<std::int64_t>(src) * tokens_per_rank + count) * top_k;
     const std::int64_t end = static_cast<std::int64_t>(src + 1) * tokens_per_rank * top_k;
     for (std::int64_t index = begin; index < end; ++index)
       ids[index] = invalid;

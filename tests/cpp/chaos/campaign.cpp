@@ -222,8 +222,8 @@ void Campaign::regroup(std::uint64_t active, Verb verb, int rejoining, bool wron
 Reply Campaign::expect(int rank, Outcome outcome) {
   const Reply reply = ranks_.hear(rank);
   if (reply.outcome != outcome)
-    fail(rank, "must report " + std::to_string(static_cast<int>(outcome)) + ", got " +
-                   text_of(reply));
+    fail(rank,
+         "must report " + std::to_string(static_cast<int>(outcome)) + ", got " + text_of(reply));
   return reply;
 }
 

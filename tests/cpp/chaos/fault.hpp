@@ -17,10 +17,10 @@ enum class Fault : std::int32_t {
   kStopInDispatch,  // SIGSTOP until the peers have given up; SIGCONT later
   kStopBetween,
   kStopInCombine,
-  kThrowBetween,        // an exception of the application; the process stays
-  kMismatchWidth,       // hidden_states of another width
-  kMismatchTokens,      // another runtime_max_tokens_per_rank
-  kBadArgument,         // top_k of another step: refused before anything is sent, then done right
+  kThrowBetween,         // an exception of the application; the process stays
+  kMismatchWidth,        // hidden_states of another width
+  kMismatchTokens,       // another runtime_max_tokens_per_rank
+  kBadArgument,          // top_k of another step: refused before anything is sent, then done right
   kDelayBeforeDispatch,  // shorter than the timeout
   kDelayBetween,
   kNumFaults,

@@ -27,8 +27,8 @@ bool only_delays(const std::string& region, std::int64_t offset) {
   return region == "header" || region == "counters" || region == "accounts";
 }
 
-// One in how many hits on the word is let through. A step that finds rubbish in a flag, a tag's epoch
-// or a counter only waits for the time-out; one would do.
+// One in how many hits on the word is let through. A step that finds rubbish in a flag, a tag's
+// epoch or a counter only waits for the time-out; one would do.
 std::size_t one_in(const std::string& region, std::int64_t offset, Transport transport) {
   const bool count = region == "recv_counts" || region == "send_counts";
   if (count && transport == Transport::kCounted) return 150;

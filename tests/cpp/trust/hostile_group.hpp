@@ -23,7 +23,8 @@ class HostileGroup final : public CommBackend {
   std::vector<std::string> allgather(std::string_view message) override {
     const bool bad = num_calls_++ == bad_call_;
     std::vector<std::string> all(1, std::string(message));
-    for (int rank = 1; rank < size_; ++rank) all.push_back(as_rank(std::string(message), rank));
+    for (int rank = 1; rank < size_; ++rank)
+      all.push_back(as_rank(std::string(message), rank));
     if (!bad) return all;
     std::string& victim = all[1 + mutator_.below(all.size() - 1)];
     const std::string envelope = victim.substr(0, kEnvelopeBytes);

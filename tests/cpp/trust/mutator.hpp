@@ -20,10 +20,9 @@ class Mutator {
 
   // A number that readers are known to stumble over, or any.
   std::uint32_t word() {
-    static constexpr std::uint32_t kWords[] = {0,           1,          2,           0x7fffffffu,
-                                               0x80000000u, ~0u,        ~1u,         0x40000000u,
-                                               64,          4096,       0x00010000u, 0x3fffffffu,
-                                               0xff,        0x7f7f7f7fu};
+    static constexpr std::uint32_t kWords[] = {
+        0,           1,  2,    0x7fffffffu, 0x80000000u, ~0u,  ~1u,
+        0x40000000u, 64, 4096, 0x00010000u, 0x3fffffffu, 0xff, 0x7f7f7f7fu};
     const std::size_t pick = below(2 * std::size(kWords));
     return pick < std::size(kWords) ? kWords[pick]
                                     : static_cast<std::uint32_t>(mix(seed_, ++draws_));
