@@ -92,14 +92,18 @@ void Campaign::destroy() {
 
 void Campaign::survive(const Strike& strike) {
   healthy_step(kEverybody);
-  start_step(kEverybody, &strike);
-  if (is_mismatch(strike.fault)) {
-    survive_mismatch(strike);
-  } else if (loses_rank(strike.fault)) {
-    survive_loss(strike);
+  if (strike.fault == Fault::kKillInRecover) {
+    survive_lost_recover(strike);
   } else {
-    for (int rank = 0; rank < kNumRanks; ++rank)
-      expect(rank, Outcome::kDone);
+    start_step(kEverybody, &strike);
+    if (is_mismatch(strike.fault)) {
+      survive_mismatch(strike);
+    } else if (loses_rank(strike.fault)) {
+      survive_loss(strike);
+    } else {
+      for (int rank = 0; rank < kNumRanks; ++rank)
+        expect(rank, Outcome::kDone);
+    }
   }
   healthy_step(kEverybody);
   expect_nothing_leaked();
@@ -111,33 +115,62 @@ void Campaign::survive_mismatch(const Strike&) {
   regroup(kEverybody, Verb::kRecover);
 }
 
+void Campaign::survive_lost_recover(const Strike& strike) {
+  start_regroup(kEverybody, [&](int rank) {
+    Command command{.verb = Verb::kRecover};
+    if (rank == strike.victim) {
+      command.fault = strike.fault;
+      command.fault_seed = static_cast<std::uint32_t>(strike.seed);
+    }
+    return command;
+  });
+  expect_end(strike);
+  for (int rank = 0; rank < kNumRanks; ++rank) {
+    if (rank == strike.victim) continue;
+    // Who has heard all of the last exchange does not miss it.
+    const Reply reply = ranks_.hear(rank);
+    if (reply.outcome != Outcome::kError && reply.outcome != Outcome::kTimeout &&
+        reply.outcome != Outcome::kDone)
+      fail(rank, "must report the lost group, got " + text_of(reply));
+  }
+  go_on_without(strike);
+}
+
 void Campaign::survive_loss(const Strike& strike) {
-  const int victim = strike.victim;
   expect_loss_noticed(strike);
-  const std::uint64_t survivors = kEverybody & ~bit(victim);
+  go_on_without(strike);
+}
+
+void Campaign::go_on_without(const Strike& strike) {
+  const std::uint64_t survivors = kEverybody & ~bit(strike.victim);
   regroup(survivors, Verb::kRecover);
   // It goes on with its step while the others do theirs.
-  if (stops_process(strike.fault)) ranks_.signal(victim, SIGCONT);
+  if (stops_process(strike.fault)) ranks_.signal(strike.victim, SIGCONT);
   healthy_step(survivors);
   healthy_step(survivors);
   take_back(strike);
 }
 
-// Also: the process ended, or stopped, as it was meant to.
-void Campaign::expect_loss_noticed(const Strike& strike) {
+// The victim's process ended, was stopped or threw as it was meant to.
+void Campaign::expect_end(const Strike& strike) {
   const int victim = strike.victim;
   if (stops_process(strike.fault)) {
     const int status = ranks_.await_stop(victim);
     if (!WIFSTOPPED(status)) fail(victim, "must be stopped, got status " + std::to_string(status));
   } else if (ends_process(strike.fault)) {
-    const bool killed =
-        strike.fault != Fault::kExitBetween && strike.fault != Fault::kExitInDispatch;
+    const bool exits =
+        strike.fault == Fault::kExitBetween || strike.fault == Fault::kExitInDispatch;
     const int status = ranks_.await_end(victim);
-    if (killed ? !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL : status != 0)
+    if (exits ? status != 0 : !WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
       fail(victim, "must end as told, got status " + std::to_string(status));
   } else {
     expect(victim, Outcome::kThrown);
   }
+}
+
+void Campaign::expect_loss_noticed(const Strike& strike) {
+  const int victim = strike.victim;
+  expect_end(strike);
   bool exact = strikes_between_phases(strike.fault);
   bool noticed = false;
   for (int attempt = 0; !noticed; ++attempt) {
@@ -207,16 +240,23 @@ void Campaign::start_step(std::uint64_t active, const Strike* strike) {
 }
 
 void Campaign::regroup(std::uint64_t active, Verb verb, int rejoining, bool wrong_params) {
-  const std::string path = directory_ + "/group" + std::to_string(num_groups_++);
-  Command command{.active = active};
-  std::strncpy(command.group, path.c_str(), sizeof command.group - 1);
-  for (const int rank : ranks_of(active)) {
-    command.verb = rank == rejoining ? Verb::kRejoin : verb;
+  start_regroup(active, [&](int rank) {
+    Command command{.verb = rank == rejoining ? Verb::kRejoin : verb};
     command.wrong_params = rank == rejoining && wrong_params;
-    ranks_.say(rank, command);
-  }
+    return command;
+  });
   for (const int rank : ranks_of(active))
     expect(rank, wrong_params ? Outcome::kBadArgument : Outcome::kDone);
+}
+
+void Campaign::start_regroup(std::uint64_t active, const std::function<Command(int)>& command) {
+  const std::string path = directory_ + "/group" + std::to_string(num_groups_++);
+  for (const int rank : ranks_of(active)) {
+    Command own = command(rank);
+    own.active = active;
+    std::strncpy(own.group, path.c_str(), sizeof own.group - 1);
+    ranks_.say(rank, own);
+  }
 }
 
 Reply Campaign::expect(int rank, Outcome outcome) {

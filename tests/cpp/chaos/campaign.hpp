@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -32,7 +33,10 @@ class Campaign {
   void destroy();
   void survive(const Strike& strike);
   void survive_mismatch(const Strike& strike);
+  void survive_lost_recover(const Strike& strike);
   void survive_loss(const Strike& strike);
+  void go_on_without(const Strike& strike);
+  void expect_end(const Strike& strike);
   void expect_loss_noticed(const Strike& strike);
   void take_back(const Strike& strike);
   void rejoin(int rank, bool wrong_params_first);
@@ -42,6 +46,7 @@ class Campaign {
   void start_step(std::uint64_t active, const Strike* strike);
   // `verb` of every rank of `active` in a new group; all must succeed.
   void regroup(std::uint64_t active, Verb verb, int rejoining = -1, bool wrong_params = false);
+  void start_regroup(std::uint64_t active, const std::function<Command(int rank)>& command);
   Reply expect(int rank, Outcome outcome);
   void expect_nothing_leaked();
 

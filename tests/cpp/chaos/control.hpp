@@ -34,6 +34,7 @@ enum class Outcome : std::int32_t {
   kMismatch,
   kBadArgument,
   kThrown,  // the exception that kThrowBetween asked for
+  kError,   // another MoEEpError
   kFailed,  // whatever must not be
 };
 

@@ -36,6 +36,8 @@ const char* name_of(Fault fault) {
       return "delay before dispatch";
     case Fault::kDelayBetween:
       return "delay between dispatch and combine";
+    case Fault::kKillInRecover:
+      return "kill in recover";
     case Fault::kNumFaults:
       break;
   }
@@ -43,7 +45,8 @@ const char* name_of(Fault fault) {
 }
 
 bool ends_process(Fault fault) {
-  return fault >= Fault::kKillBeforeDispatch && fault <= Fault::kExitInDispatch;
+  return (fault >= Fault::kKillBeforeDispatch && fault <= Fault::kExitInDispatch) ||
+         fault == Fault::kKillInRecover;
 }
 
 bool stops_process(Fault fault) {

@@ -23,6 +23,7 @@ enum class Fault : std::int32_t {
   kBadArgument,          // top_k of another step: refused before anything is sent, then done right
   kDelayBeforeDispatch,  // shorter than the timeout
   kDelayBetween,
+  kKillInRecover,  // at one of its collective calls, while all recover
   kNumFaults,
 };
 

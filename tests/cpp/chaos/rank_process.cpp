@@ -9,6 +9,7 @@
 
 #include "chaos/chaos_step.hpp"
 #include "chaos/strike.hpp"
+#include "support/hooked_backend.hpp"
 #include "support/resources.hpp"
 
 namespace moe_ep::testing::chaos {
@@ -36,6 +37,8 @@ class RankProcess {
       reply.in_combine = error.phase() == Phase::kCombine;
     } catch (const MoEEpMismatchError& error) {
       reply = failure(Outcome::kMismatch, error);
+    } catch (const MoEEpError& error) {
+      reply = failure(Outcome::kError, error);
     } catch (const std::invalid_argument& error) {
       reply = failure(Outcome::kBadArgument, error);
     } catch (const ApplicationError&) {
@@ -74,7 +77,7 @@ class RankProcess {
         return;
       }
       case Verb::kRecover:
-        comm_->recover(active, join(command.group, active));
+        comm_->recover(active, recovery_group(command, active));
         return;
       case Verb::kStep:
         step(command);
@@ -99,6 +102,17 @@ class RankProcess {
     const auto place = std::find(active.begin(), active.end(), rank_) - active.begin();
     return std::make_shared<UnixSocketBackend>(path, static_cast<int>(place),
                                                static_cast<int>(active.size()), 20s);
+  }
+
+  std::shared_ptr<CommBackend> recovery_group(const Command& command,
+                                              const std::vector<int>& active) const {
+    auto group = join(command.group, active);
+    if (command.fault != Fault::kKillInRecover) return group;
+    constexpr std::uint64_t kNumCalls = 5;  // of a recover() of members that all stay
+    const int last = 1 + static_cast<int>(command.fault_seed % kNumCalls);
+    return std::make_shared<HookedBackend>(group, [last](int call) {
+      if (call == last) ::raise(SIGKILL);
+    });
   }
 
   void step(const Command& command) {
