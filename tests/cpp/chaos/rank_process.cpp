@@ -108,7 +108,7 @@ class RankProcess {
                                               const std::vector<int>& active) const {
     auto group = join(command.group, active);
     if (command.fault != Fault::kKillInRecover) return group;
-    constexpr std::uint64_t kNumCalls = 5;  // of a recover() of members that all stay
+    constexpr std::uint64_t kNumCalls = 7;  // of a recover() of members that all stay
     const int last = 1 + static_cast<int>(command.fault_seed % kNumCalls);
     return std::make_shared<HookedBackend>(group, [last](int call) {
       if (call == last) ::raise(SIGKILL);

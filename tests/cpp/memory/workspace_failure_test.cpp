@@ -112,7 +112,7 @@ TEST_P(WorkspaceFailure, DifferentArgumentsAreBadArgumentsOnEveryRank) {
 
 TEST_P(WorkspaceFailure, BackendThatThrowsAtAnyCallLeavesNothingBehind) {
   int num_failures = 0;
-  for (int call = 1; call <= 6; ++call) {
+  for (int call = 1; call <= 8; ++call) {
     const auto reports = spawn_ranks(
         GetParam(), 3,
         [&](int rank, const auto& comm) {
@@ -136,7 +136,7 @@ TEST_P(WorkspaceFailure, BackendThatThrowsAtAnyCallLeavesNothingBehind) {
     EXPECT_EQ(Resources::now(), resources_) << "call " << call;
   }
   EXPECT_GE(num_failures, 3);
-  EXPECT_LT(num_failures, 6);
+  EXPECT_LT(num_failures, 8);
 }
 
 TEST_P(WorkspaceFailure, BackendThatBreaksItsContractIsDetected) {
@@ -235,7 +235,7 @@ TEST_P(WorkspaceProcessFailure, LackOfDescriptorsFailsAlikeAndLeaksNothing) {
 }
 
 TEST_P(WorkspaceProcessFailure, KilledRankIsNoticedAtOnceAndLeavesThePeersClean) {
-  for (int victim_call = 1; victim_call <= 4; ++victim_call) {
+  for (int victim_call = 1; victim_call <= 6; ++victim_call) {
     const auto start = std::chrono::steady_clock::now();
     const auto reports = spawn_ranks(GetParam(), 3, [&](int rank, const auto& comm) {
       HookedBackend hooked(comm, [&](int call) {
@@ -251,9 +251,6 @@ TEST_P(WorkspaceProcessFailure, KilledRankIsNoticedAtOnceAndLeavesThePeersClean)
     EXPECT_LT(std::chrono::steady_clock::now() - start, 10s);
     for (const auto& report : reports)
       EXPECT_EQ(report.ok(), report.rank != 1) << report.failure;
-  }
-  for (const std::string& name : directory_.entries()) {
-    ::unlink((directory_.path() + "/" + name).c_str());  // of ranks killed while they listened
   }
 }
 
