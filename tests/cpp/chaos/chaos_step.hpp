@@ -16,6 +16,12 @@ inline constexpr std::int64_t kHidden = 512;
 inline constexpr std::int64_t kTopK = 4;
 inline constexpr std::int64_t kNumExperts = 8;
 
+// Sets of ranks travel as bits.
+inline constexpr std::uint64_t kEverybody = (1u << kNumRanks) - 1;
+inline std::uint64_t bit(int rank) {
+  return std::uint64_t{1} << rank;
+}
+
 inline RankMask mask_of(std::uint64_t bits) {
   RankMask mask;
   for (int rank = 0; rank < kNumRanks; ++rank) {

@@ -3,11 +3,19 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <sstream>
 #include <system_error>
 
 #include "comm/deadline.hpp"
 
 namespace moe_ep::testing::chaos {
+
+std::string text_of(const Reply& reply) {
+  std::ostringstream text;
+  text << "outcome " << static_cast<int>(reply.outcome) << " naming ranks " << reply.named
+       << " (bits) after " << reply.call_ms << " ms: " << reply.text;
+  return text.str();
+}
 
 Control make_control() {
   int ends[2];

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "chaos/fault.hpp"
 
@@ -47,6 +48,8 @@ struct Reply {
   std::int32_t num_mappings = 0;
   char text[400] = {};
 };
+
+std::string text_of(const Reply& reply);
 
 // A socket pair's two ends: supervisor's, rank's.
 struct Control {
