@@ -86,7 +86,7 @@ Reply Supervisor::hear(int rank) {
 }
 
 void Supervisor::signal(int rank, int number) const {
-  ::kill(child(rank).pid, number);
+  if (child(rank).pid > 0) ::kill(child(rank).pid, number);  // never -1, which is everybody
 }
 
 // SIGKILL bounds both waits: the deadline is that of the whole test.
