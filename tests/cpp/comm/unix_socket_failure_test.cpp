@@ -223,9 +223,11 @@ TEST_F(UnixSocketFailureTest, SplitChecksWhatTheHubSays) {
                          detail::pack_messages({other, other}), deadline);
     }
   });
-  UnixSocketBackend comm(path_, 1, 2, 20s);
-  EXPECT_THAT(failure([&] { comm.split(3, 0); }),
-              HasSubstr("UnixSocketBackend.split: every rank's color and key must come back"));
+  {
+    UnixSocketBackend comm(path_, 1, 2, 20s);
+    EXPECT_THAT(failure([&] { comm.split(3, 0); }),
+                HasSubstr("UnixSocketBackend.split: every rank's color and key must come back"));
+  }
   hub.join();
 }
 
