@@ -83,9 +83,14 @@ class MOE_EP_API SymmetricWorkspace {
   virtual void checkpoint_prepare(CommBackend& comm) = 0;
   /// Collective over the same ranks. New zeroed memory at the old addresses. No-op when mapped.
   virtual void checkpoint_restore(CommBackend& comm) = 0;
+  /// Local. Gives the memory back as checkpoint_prepare() does, without the group: for a caller
+  /// whose own part of a restore has failed, so that all ranks can restore once more.
+  virtual void discard() noexcept = 0;
   /// Collective over `members` (see create_host). Maps the members' present memory at the old
-  /// addresses. Own memory and its contents stay; slices of non-members become inaccessible. The id
-  /// becomes a new one that all members agree on.
+  /// addresses; slices of non-members become inaccessible. The id becomes a new one that all
+  /// members agree on. Own memory and its contents stay as long as every former member takes part.
+  /// Host memory is new and zeroed otherwise: a former member that is left out or replaced may
+  /// still run and keeps the old memory, so that it cannot write into this one.
   virtual void remap(CommBackend& comm, const std::vector<int>& members) = 0;
 
  protected:

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <moe_ep/comm_backend.hpp>
+#include <moe_ep/error.hpp>
 
 #include "comm/random.hpp"
 #include "comm/unix_star.hpp"
@@ -67,6 +68,12 @@ class UnixSocketBackend::Impl {
     std::sort(order.begin(), order.end());
     const auto new_rank =
         std::find(order.begin(), order.end(), std::pair(key, rank_)) - order.begin();
+    if (new_rank == static_cast<std::ptrdiff_t>(order.size())) {
+      throw MoEEpError(
+          "UnixSocketBackend.split: every rank's color and key must come back, got "
+          "others for rank " +
+          std::to_string(rank_));
+    }
     // A group of its own, with its own sockets: it outlives this one. Its rank 0 chooses the name.
     const std::string name = new_rank == 0 ? path_ + "." + detail::random_hex(8) : std::string();
     const std::vector<std::string> names = run(FrameType::kSplit, 0, name);

@@ -1,6 +1,7 @@
 #include "core/agreement.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <map>
 #include <numeric>
 #include <sstream>
@@ -33,6 +34,17 @@ std::string encode(const Announcement& own) {
   return text;
 }
 
+// The whole of `text` as a number.
+template <class Number>
+Number parse(const std::string& name, const std::string& text) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    throw MoEEpError("agree: " + name + " must be a number, got '" + text + "'");
+  }
+  return number;
+}
+
 Announcement decode(const std::string& text) {
   Announcement announcement;
   std::istringstream lines(text);
@@ -47,11 +59,11 @@ Announcement decode(const std::string& text) {
     if (name == "!argument" || name == "!error") {
       announcement.failure = OwnFailure{name == "!argument", value};
     } else if (name == "!rank") {
-      announcement.rank = std::stoi(value);
+      announcement.rank = parse<int>(name, value);
     } else if (name == "!workspace_id") {
-      announcement.workspace_id = std::stoull(value);
+      announcement.workspace_id = parse<std::uint64_t>(name, value);
     } else if (name == "!epoch") {
-      announcement.epoch = static_cast<std::uint32_t>(std::stoul(value));
+      announcement.epoch = parse<std::uint32_t>(name, value);
     } else {
       announcement.fields.emplace_back(name, value);
     }
@@ -139,6 +151,11 @@ std::vector<Announcement> agree(CommBackend& comm, const std::string& who,
   }
   throw_failures(who, all);
   throw_differences(who, all);
+  for (std::size_t peer = 0; peer < all.size(); ++peer) {
+    if (all[peer].rank == members[peer]) continue;
+    throw MoEEpError(
+        concat(who, ": rank ", members[peer], " must speak for itself, got rank ", all[peer].rank));
+  }
   return all;
 }
 

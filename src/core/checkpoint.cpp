@@ -40,7 +40,12 @@ void CommunicationState::checkpoint_restore(std::shared_ptr<CommBackend> comm) {
   }
   workspace.memory->checkpoint_restore(*comm);
   const auto failure = failure_of([&] { backend_->reset(workspace.view(), 0); });
-  gather_outcomes(*comm, op, failure);  // everybody is armed
+  try {
+    gather_outcomes(*comm, op, failure);  // everybody is armed
+  } catch (...) {
+    workspace.memory->discard();  // else this rank would take part in no further attempt
+    throw;
+  }
   workspace.start_over();
   workspace.comm = std::move(comm);
 }

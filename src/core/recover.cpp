@@ -96,6 +96,7 @@ void CommunicationState::regroup(Announcement own, const std::vector<int>& activ
     if (!own.failure) own.failure = OwnFailure{true, error.what()};
   }
   const auto all = agree(*comm, op, active_ranks, bootstrap_.rank, own);
+  workspace_->torn = true;  // from the first change to the end of the last
   workspace_->memory->remap(*comm, active_ranks);
   const auto failure = failure_of([&] {
     backend_->share_device(workspace_->memory->ranks_on_device());

@@ -21,6 +21,11 @@ SharedWorkspace& CommunicationState::usable(const char* operation) {
                                   ": the workspace must be mapped, got a call between "
                                   "checkpoint_prepare() and checkpoint_restore()"));
   }
+  if (workspace_->torn) {
+    throw MoEEpError(concat(operation,
+                            ": the instance must be recovered after a recover() that failed, got "
+                            "a call before the next one"));
+  }
   if (!workspace_->failure) raise_pending_failure();
   if (workspace_->failure) {
     try {

@@ -29,7 +29,9 @@ struct SharedWorkspace {
   std::shared_ptr<CommBackend> comm;  // of the ranks that are there: all, or whom recover() named
   const void* open_round = nullptr;   // the instance whose round is open
   std::optional<AbandonedRound> abandoned;
-  std::optional<StepFailure> failure;               // refuses steps until recover()
+  std::optional<StepFailure> failure;  // refuses steps until recover()
+  bool torn =
+      false;  // a recover() has ended early: peers' slices may be missing until the next one
   std::shared_ptr<protocol::FailureRecord> record;  // devices: where enqueued steps tell of theirs
   // Devices: of destroyed instances. Their steps may still read what these own.
   std::vector<std::unique_ptr<Backend>> retired;
@@ -39,6 +41,7 @@ struct SharedWorkspace {
     open_round = nullptr;
     abandoned.reset();
     failure.reset();
+    torn = false;
   }
 
   protocol::Workspace view() const {

@@ -94,6 +94,14 @@ class CudaWorkspace final : public SymmetricWorkspace {
     mapped_ = true;
   }
 
+  void discard() noexcept override {
+    try {
+      release();
+    } catch (const std::exception&) {
+      mapped_ = false;  // the next restore maps over what is left
+    }
+  }
+
   void remap(CommBackend& comm, const std::vector<int>& members) override {
     const auto group = announce(comm);
     gather_outcomes(comm, kOperation, failure_of([&] {

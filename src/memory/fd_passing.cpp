@@ -36,20 +36,45 @@ constexpr std::chrono::milliseconds kRetryPause{2};
   throw MoEEpError(std::string(kOperation) + ": " + text);
 }
 
+constexpr std::size_t kNameBytes = 16;
+
+std::string name_prefix() {
+  return rendezvous_directory() + "/moe_ep-";
+}
+
+// Removes the sockets' names, which a rank that was killed could not. Others have removed theirs.
+// What a ticket says is a peer's word: nothing but such a name goes.
+void remove_names(const std::vector<std::string>& tickets) {
+  const std::string prefix = name_prefix();
+  for (const std::string& ticket : tickets) {
+    if (ticket.size() <= sizeof(Token)) continue;
+    const std::string path = ticket.substr(sizeof(Token));
+    if (path.size() == prefix.size() + 2 * kNameBytes && path.starts_with(prefix) &&
+        path.find_first_not_of("0123456789abcdef", prefix.size()) == path.npos) {
+      ::unlink(path.c_str());
+    }
+  }
+}
+
 // One rank's part. Every rank asks all others at once and answers whoever asks it: nobody waits
 // for anybody's turn, and a rank that fails or dies closes sockets that the others watch.
 class Exchange {
  public:
-  Exchange(int rank, int size, int own_fd)
-      : rank_(rank), own_fd_(own_fd), timeout_(rendezvous_timeout()) {
+  Exchange(int rank, int own_fd)
+      : rank_(rank),
+        own_fd_(own_fd),
+        timeout_(rendezvous_timeout()),
+        path_(name_prefix() + detail::random_hex(kNameBytes)) {
     detail::fill_random(&token_, sizeof token_);
-    const std::string path = rendezvous_directory() + "/moe_ep-" + detail::random_hex(16);
-    listener_ = detail::UnixListener(kOperation, path, SOCK_SEQPACKET, size);
   }
 
-  // What the others must know to ask this rank.
+  // What the others must know to ask this rank, and to clear up after it.
   std::string ticket() const {
-    return std::string(reinterpret_cast<const char*>(&token_), sizeof token_) + listener_.path();
+    return std::string(reinterpret_cast<const char*>(&token_), sizeof token_) + path_;
+  }
+
+  void listen(int size) {
+    listener_ = detail::UnixListener(kOperation, path_, SOCK_SEQPACKET, size);
   }
 
   std::vector<UniqueFd> run(const std::vector<std::string>& tickets) {
@@ -221,6 +246,7 @@ class Exchange {
   const int rank_;
   const int own_fd_;
   const std::chrono::milliseconds timeout_;
+  const std::string path_;
   Token token_{};
   detail::UnixListener listener_;
   std::vector<Peer> peers_;
@@ -231,16 +257,24 @@ class Exchange {
 
 std::vector<UniqueFd> exchange_fds(CommBackend& comm, int own_fd) {
   std::optional<Exchange> exchange;
-  auto failure =
-      detail::failure_of([&] { exchange.emplace(comm.get_rank(), comm.get_size(), own_fd); });
+  auto failure = detail::failure_of([&] { exchange.emplace(comm.get_rank(), own_fd); });
+  // Everybody knows every name before there is a socket of that name.
   const std::vector<std::string> tickets = detail::gather_outcomes(
       comm, kOperation, failure, exchange ? exchange->ticket() : std::string());
+  try {
+    failure = detail::failure_of([&] { exchange->listen(comm.get_size()); });
+    detail::gather_outcomes(comm, kOperation, failure);
 
-  std::vector<UniqueFd> fds;
-  failure = detail::failure_of([&] { fds = exchange->run(tickets); });
-  exchange.reset();  // closes the door before the others are told, so that they stop waiting
-  detail::gather_outcomes(comm, kOperation, failure);
-  return fds;
+    std::vector<UniqueFd> fds;
+    failure = detail::failure_of([&] { fds = exchange->run(tickets); });
+    exchange.reset();  // closes the door before the others are told, so that they stop waiting
+    detail::gather_outcomes(comm, kOperation, failure);
+    return fds;
+  } catch (...) {
+    exchange.reset();
+    remove_names(tickets);
+    throw;
+  }
 }
 
 }  // namespace moe_ep::memory

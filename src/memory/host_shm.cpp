@@ -10,6 +10,7 @@
 
 #include "comm/agree.hpp"
 #include "comm/group_failure.hpp"
+#include "comm/random.hpp"
 #include "memory/free_memory.hpp"
 #include "memory/publication.hpp"
 
@@ -94,7 +95,7 @@ void HostWorkspace::checkpoint_restore(CommBackend& comm) {
     infos = gather_members(comm, kRestore, failure, describe(members_));
     const SharedSegments segments(comm, infos);
     failure = failure_of([&] {
-      if (leads_view(infos, own)) map_segments(infos, own, segments, kRestore);
+      if (leads_view(infos, own)) map_segments(infos, own, segments, true, kRestore);
     });
     gather_outcomes(comm, kRestore, failure);
   } catch (...) {
@@ -105,6 +106,20 @@ void HostWorkspace::checkpoint_restore(CommBackend& comm) {
   mapped_ = true;
 }
 
+// What stays mapped is memory that nobody is told of; the next restore replaces it.
+void HostWorkspace::discard() noexcept {
+  mapped_ = false;
+  segment_.reset();
+  try {
+    for (int rank = 0; rank < num_ranks_; ++rank) {
+      if (rank != rank_ && view_->attached(rank)) return;  // a thread that may be in a step
+    }
+    view_->unmap_all();
+  } catch (const std::exception&) {
+    // Stays mapped.
+  }
+}
+
 void HostWorkspace::remap(CommBackend& comm, const std::vector<int>& members) {
   const std::size_t own = index_of(comm);
   auto failure = failure_of([&] {
@@ -112,21 +127,41 @@ void HostWorkspace::remap(CommBackend& comm, const std::vector<int>& members) {
       throw MoEEpError("the workspace must be mapped, got one after checkpoint_prepare");
     require_own_place(comm, members);
   });
-  const auto infos = gather_members(comm, kRemap, failure, describe(members));
-  const SharedSegments segments(comm, infos);
-  failure = failure_of([&] {
-    if (!leads_view(infos, own)) return;
-    map_segments(infos, own, segments, kRemap);
-    for (int rank = 0; rank < num_ranks_; ++rank) {
-      const bool away = std::find(members.begin(), members.end(), rank) == members.end();
-      // A rank that is out of the group but still a thread of this process keeps its memory: it may
-      // be in the middle of a step.
-      if (away && !view_->attached(rank)) view_->unmap(rank);
+  auto infos = gather_members(comm, kRemap, failure, describe(members));
+  HostSegment fresh;
+  // A process that was stopped, or only taken for dead, may go on with its step at any time. It
+  // finds the old memory.
+  const bool renew = outsider_may_write(infos);
+  try {
+    if (renew) {
+      failure = failure_of([&] { fresh = HostSegment::create(segment_bytes()); });
+      MemberInfo info = describe(members);
+      info.segment = fresh.id();
+      infos = gather_members(comm, kRemap, failure, info);
     }
-  });
-  gather_outcomes(comm, kRemap, failure);
+    const SharedSegments segments(comm, infos);
+    failure = failure_of([&] {
+      if (!leads_view(infos, own)) return;
+      map_segments(infos, own, segments, renew, kRemap);
+      unmap_absent(members);
+    });
+    gather_outcomes(comm, kRemap, failure);
+  } catch (...) {
+    id_ = detail::random_u64();  // the next attempt starts from new memory, whatever is mapped now
+    throw;
+  }
+  if (renew) segment_ = std::move(fresh);
   members_ = members;
   id_ = infos.front().nonce;
+}
+
+void HostWorkspace::unmap_absent(const std::vector<int>& members) {
+  for (int rank = 0; rank < num_ranks_; ++rank) {
+    const bool away = std::find(members.begin(), members.end(), rank) == members.end();
+    // A rank that is out of the group but still a thread of this process keeps its memory: it may
+    // be in the middle of a step.
+    if (away && !view_->attached(rank)) view_->unmap(rank);
+  }
 }
 
 // comm's rank i must be members[i], ascending, within [0, num_ranks).
@@ -172,15 +207,20 @@ MemberInfo HostWorkspace::describe(const std::vector<int>& members) const {
   for (const int member : members) {
     if (member >= 0 && member < kMaxRanks) info.members.set(member);
   }
+  info.workspace = id_;
+  for (const int member : members_) {
+    if (mapped_) info.former.set(member);
+  }
   info.segment = segment_.id();
   return info;
 }
 
 void HostWorkspace::map_segments(const std::vector<MemberInfo>& infos, std::size_t own,
-                                 const SharedSegments& segments, std::string_view operation) {
+                                 const SharedSegments& segments, bool renewed,
+                                 std::string_view operation) {
   for (std::size_t member = 0; member < infos.size(); ++member) {
     // Who uses this view already has its memory here, contents and all.
-    if (mapped_ && infos[member].same_view(infos[own])) continue;
+    if (mapped_ && !renewed && infos[member].same_view(infos[own])) continue;
     view_->map(infos[member].rank, segments.fd(member, operation)->get());
   }
 }
@@ -193,7 +233,7 @@ void HostWorkspace::create_view(CommBackend& comm, const std::vector<MemberInfo>
   auto failure = failure_of([&] {
     if (one_process && own != 0) return;
     view_ = std::make_shared<SliceMap>(num_ranks_, segment_bytes());
-    map_segments(infos, own, segments, kCreate);
+    map_segments(infos, own, segments, true, kCreate);
     if (one_process) publication.emplace(id_, view_);
   });
   gather_outcomes(comm, kCreate, failure);

@@ -29,6 +29,7 @@ class HostWorkspace final : public SymmetricWorkspace {
 
   void checkpoint_prepare(CommBackend& comm) override;
   void checkpoint_restore(CommBackend& comm) override;
+  void discard() noexcept override;
   void remap(CommBackend& comm, const std::vector<int>& members) override;
 
  private:
@@ -38,7 +39,8 @@ class HostWorkspace final : public SymmetricWorkspace {
   MemberInfo describe(const std::vector<int>& members) const;
   void create_view(CommBackend& comm, const std::vector<MemberInfo>& infos);
   void map_segments(const std::vector<MemberInfo>& infos, std::size_t own,
-                    const SharedSegments& segments, std::string_view operation);
+                    const SharedSegments& segments, bool renewed, std::string_view operation);
+  void unmap_absent(const std::vector<int>& members);
 
   HostSegment segment_;
   std::shared_ptr<SliceMap> view_;

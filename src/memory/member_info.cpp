@@ -39,10 +39,10 @@ void require_equal(std::string_view operation, const char* name, std::size_t mem
                               std::to_string(member));
 }
 
-std::string mask_text(const RankMask& mask) {
+std::vector<int> ranks_of(const RankMask& mask) {
   std::vector<int> ranks;
   mask.for_each([&](int rank) { ranks.push_back(rank); });
-  return detail::ranks_text(ranks);
+  return ranks;
 }
 
 }  // namespace
@@ -68,10 +68,17 @@ std::vector<MemberInfo> gather_members(CommBackend& comm, std::string_view opera
     require_equal(operation, "bytes", member, infos[0].bytes, info.bytes);
     require_equal(operation, "num_ranks", member, infos[0].num_ranks, info.num_ranks);
     if (info.members != infos[0].members) {
-      throw std::invalid_argument(std::string(operation) +
-                                  ": members must be equal on every rank, got " +
-                                  mask_text(infos[0].members) + " on rank 0 and " +
-                                  mask_text(info.members) + " on rank " + std::to_string(member));
+      throw std::invalid_argument(
+          std::string(operation) + ": members must be equal on every rank, got " +
+          detail::ranks_text(ranks_of(infos[0].members)) + " on rank 0 and " +
+          detail::ranks_text(ranks_of(info.members)) + " on rank " + std::to_string(member));
+    }
+    // Where its slice will be mapped.
+    const std::vector<int> ranks = ranks_of(info.members);
+    if (ranks.size() != gathered.size() || ranks[member] != info.rank) {
+      throw MoEEpError(std::string(operation) + ": members must be in ascending order, got rank " +
+                       std::to_string(info.rank) + " at position " + std::to_string(member) +
+                       " of " + detail::ranks_text(ranks));
     }
     if (info.host != infos[0].host) {
       throw MoEEpError(std::string(operation) +
@@ -82,6 +89,18 @@ std::vector<MemberInfo> gather_members(CommBackend& comm, std::string_view opera
   return infos;
 }
 
+bool outsider_may_write(const std::vector<MemberInfo>& infos) {
+  const auto is_here = [&](int rank, std::uint64_t workspace) {
+    return std::any_of(infos.begin(), infos.end(), [&](const MemberInfo& info) {
+      return info.rank == rank && info.workspace == workspace;
+    });
+  };
+  bool found = false;
+  for (const MemberInfo& info : infos)
+    info.former.for_each([&](int rank) { found = found || !is_here(rank, info.workspace); });
+  return found;
+}
+
 bool in_one_process(const std::vector<MemberInfo>& infos) {
   return std::all_of(infos.begin(), infos.end(),
                      [&](const MemberInfo& info) { return info.process == infos.front().process; });
@@ -90,8 +109,9 @@ bool in_one_process(const std::vector<MemberInfo>& infos) {
 SharedSegments::SharedSegments(CommBackend& comm, const std::vector<MemberInfo>& infos) {
   for (const MemberInfo& info : infos)
     announced_.push_back(info.segment);
-  if (in_one_process(infos)) return;
   const auto own = static_cast<std::size_t>(comm.get_rank());
+  segment_bytes_ = announced_[own].bytes;
+  if (in_one_process(infos)) return;
   for (detail::UniqueFd& fd : exchange_fds(comm, announced_[own].fd))
     received_.push_back(std::make_shared<const detail::UniqueFd>(std::move(fd)));
 }
@@ -99,6 +119,12 @@ SharedSegments::SharedSegments(CommBackend& comm, const std::vector<MemberInfo>&
 std::shared_ptr<const detail::UniqueFd> SharedSegments::fd(std::size_t member,
                                                            std::string_view operation) const {
   const SegmentId& announced = announced_[member];
+  if (announced.bytes != segment_bytes_) {
+    throw MoEEpError(std::string(operation) + ": every slice must have " +
+                     std::to_string(segment_bytes_) + " bytes, got " +
+                     std::to_string(announced.bytes) + " announced at position " +
+                     std::to_string(member));
+  }
   auto fd = received_.empty() ? HostSegment::find(announced) : received_[member];
   require_segment(fd->get(), announced, operation);
   return fd;

@@ -28,6 +28,8 @@ struct MemberInfo {
   std::int32_t num_ranks = 0;
   std::int32_t rank = 0;
   RankMask members;
+  std::uint64_t workspace = 0;  // its id at the member; 0 before it has one
+  RankMask former;              // whose processes have been able to write into the member's memory
   SegmentId segment;
 
   // Of this process, with a fresh nonce.
@@ -44,6 +46,10 @@ std::vector<MemberInfo> gather_members(CommBackend& comm, std::string_view opera
                                        const std::optional<std::string>& own_failure,
                                        const MemberInfo& own);
 
+// Whether a process that is not among these members, because it was left out or because another one
+// has its place, may still write into the memory of one that is.
+bool outsider_may_write(const std::vector<MemberInfo>& infos);
+
 bool in_one_process(const std::vector<MemberInfo>& infos);
 
 // Every member's segment as a descriptor of this process, in the order of `infos`.
@@ -53,11 +59,13 @@ class SharedSegments {
   // @throws MoEEpError on every rank
   SharedSegments(CommBackend& comm, const std::vector<MemberInfo>& infos);
 
-  // Checked: the segment that the member announced, unable to shrink. @throws MoEEpError
+  // Checked: the segment that the member announced, of the own one's size, unable to shrink.
+  // @throws MoEEpError
   std::shared_ptr<const detail::UniqueFd> fd(std::size_t member, std::string_view operation) const;
 
  private:
   std::vector<SegmentId> announced_;
+  std::uint64_t segment_bytes_ = 0;
   std::vector<std::shared_ptr<const detail::UniqueFd>> received_;  // empty in one process
 };
 

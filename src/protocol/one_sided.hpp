@@ -34,7 +34,7 @@ MOE_EP_HD void put_tokens(M& memory, const DispatchParams& params, std::int32_t 
             params.ownership.is_void(id) ? params.invalid_expert_id : static_cast<std::int32_t>(id);
       }
     }
-    for_each_hop(params.workspace, token, [&](const Hop& hop) {
+    for_each_hop(params, token, [&](const Hop& hop) {
       for (std::int32_t payload = 0; payload < params.num_payloads; ++payload) {
         const Payload& from = params.payloads[payload];
         const std::byte* source = payload == params.ids_payload
@@ -93,27 +93,29 @@ MOE_EP_HD StepStatus accept_dispatch(M& memory, const DispatchParams& params, Ep
       status.got = line->signature.fields[field];
       return status;
     }
-    if (line->num_rows < 0 || line->num_rows > params.tokens_per_rank) {
+    const std::int32_t num_rows = line->num_rows;
+    if (num_rows < 0 || num_rows > params.tokens_per_rank) {
       status.result = StepResult::kCorrupt;
       status.peer = peer;
       status.want = params.tokens_per_rank;
-      status.got = line->num_rows;
+      status.got = num_rows;
       return status;
     }
-    count = line->num_rows;
+    count = num_rows;
   }
   if (!status.missing.empty()) status.result = StepResult::kTimeout;
   return status;
 }
 
-// Writes `invalid` over all ids of rows without a token. Blocks are split over the threads.
+// Writes `invalid` over all ids of rows without a token. Blocks are split over the threads. Counts
+// outside 0..T are taken for the nearest of these.
 MOE_EP_HD inline void mark_empty_rows(std::int32_t* ids, const std::int32_t* recv_counts,
                                       std::int32_t num_ranks, std::int32_t tokens_per_rank,
                                       std::int32_t top_k, std::int32_t invalid, std::int32_t first,
                                       std::int32_t step) {
   for (std::int32_t src = first; src < num_ranks; src += step) {
-    const std::int64_t begin =
-        (static_cast<std::int64_t>(src) * tokens_per_rank + recv_counts[src]) * top_k;
+    const std::int32_t count = recv_counts[src] < 0 ? 0 : recv_counts[src];
+    const std::int64_t begin = (static_cast<std::int64_t>(src) * tokens_per_rank + count) * top_k;
     const std::int64_t end = static_cast<std::int64_t>(src + 1) * tokens_per_rank * top_k;
     for (std::int64_t index = begin; index < end; ++index)
       ids[index] = invalid;
@@ -210,8 +212,8 @@ MOE_EP_HD StepStatus combine(C& coop, M& memory, Rows& rows, const CombineParams
   const std::int32_t me = workspace.rank;
   if (params.expert_output != nullptr || (params.format & kCombineFp8Wire) != 0) {
     for (std::int32_t src = 0; src < workspace.layout.num_ranks; ++src) {
-      for (std::int32_t row = coop.thread_rank(); row < workspace.recv_counts()[src];
-           row += coop.size()) {
+      const std::int32_t num_rows = num_received(workspace, params.tokens_per_rank, src);
+      for (std::int32_t row = coop.thread_rank(); row < num_rows; row += coop.size()) {
         std::byte* to = params.row(me, src, row);
         const std::int64_t index = static_cast<std::int64_t>(src) * params.tokens_per_rank + row;
         rows.place(to, params.expert_output == nullptr
@@ -232,7 +234,7 @@ MOE_EP_HD StepStatus combine(C& coop, M& memory, Rows& rows, const CombineParams
     for (std::int32_t token = coop.thread_rank(); token < params.num_tokens; token += coop.size()) {
       const std::byte* sources[kMaxTopK];
       std::int32_t num_sources = 0;
-      for_each_hop(workspace, token, [&](const Hop& hop) {
+      for_each_hop(params, token, [&](const Hop& hop) {
         sources[num_sources++] = params.row(hop.rank, me, hop.row);
       });
       rows.sum(token, sources, num_sources);

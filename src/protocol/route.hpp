@@ -32,14 +32,30 @@ MOE_EP_HD inline void route_tokens(const DispatchParams& params,
   }
 }
 
-// Calls `visit(hop)` for every hop of a token, in ascending rank order.
-template <class Visit>
-MOE_EP_HD void for_each_hop(const Workspace& workspace, std::int32_t token, Visit&& visit) {
+// Calls `visit(hop)` for every hop of a token, in ascending rank order. Params: of either phase.
+//
+// The list lies in memory that peers can write to. An entry that route_tokens() cannot have put
+// there ends it: whoever uses a hop gets a row within the block of an active rank.
+template <class Params, class Visit>
+MOE_EP_HD void for_each_hop(const Params& params, std::int32_t token, Visit&& visit) {
+  const Workspace& workspace = params.workspace;
   const Hop* hops = workspace.hops(token);
-  for (std::int32_t hop = 0; hop < workspace.layout.hops_per_token() && hops[hop].rank >= 0;
-       ++hop) {
-    visit(hops[hop]);
+  for (std::int32_t index = 0; index < workspace.layout.hops_per_token(); ++index) {
+    const Hop hop = hops[index];
+    if (hop.rank < 0 || hop.rank >= workspace.layout.num_ranks || !params.active.test(hop.rank) ||
+        hop.row < 0 || hop.row >= params.tokens_per_rank) {
+      return;
+    }
+    visit(hop);
   }
+}
+
+// Rows of block `src` that an accepted dispatch brought: what recv_counts says, which peers and the
+// user could have changed, within the block.
+MOE_EP_HD inline std::int32_t num_received(const Workspace& workspace, std::int32_t tokens_per_rank,
+                                           std::int32_t src) {
+  const std::int32_t count = workspace.recv_counts()[src];
+  return count < 0 ? 0 : count > tokens_per_rank ? tokens_per_rank : count;
 }
 
 }  // namespace moe_ep::protocol

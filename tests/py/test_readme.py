@@ -1,4 +1,4 @@
-"""The README's programs run as they stand there."""
+"""The programs of README.md and docs/ run as they stand there."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from moe_ep.cli.cmake_dir import find_cmake_dir
 
 ROOT = Path(__file__).parents[2]
 
 
-def program(language: str) -> str:
-    readme = (ROOT / "README.md").read_text()
-    found = re.search(rf"<!-- test: {language} -->\n```{language}\n(.*?)```", readme, re.DOTALL)
-    assert found is not None, f"README.md has no {language} program"
+def program(language: str, page: str = "README.md") -> str:
+    text = (ROOT / page).read_text()
+    found = re.search(rf"<!-- test: {language} -->\n```{language}\n(.*?)```", text, re.DOTALL)
+    assert found is not None, f"{page} has no {language} program"
     return found.group(1)
 
 
@@ -26,9 +28,10 @@ def run(*command: object, **options: object) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_python_program_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/faults.md"])
+def test_python_program_runs(tmp_path: Path, page: str) -> None:
     script = tmp_path / "program.py"
-    script.write_text(program("python"))
+    script.write_text(program("python", page))
     run(sys.executable, script)
 
 

@@ -123,7 +123,8 @@ MOE_EP_HD void put_answers(M& memory, Rows& rows, const CombineParams& params, s
   const Workspace& workspace = params.workspace;
   const std::int32_t me = workspace.rank;
   params.active.for_each([&](std::int32_t src) {
-    for (std::int32_t row = first; row < workspace.recv_counts()[src]; row += step) {
+    const std::int32_t num_rows = num_received(workspace, params.tokens_per_rank, src);
+    for (std::int32_t row = first; row < num_rows; row += step) {
       rows.place(landing_row(params, src, me, row), params.expert_row(src, row));
       // Pairs with await_bytes.
       memory.add_release(&counted_line(workspace, src, me)->combine_bytes,
@@ -168,7 +169,7 @@ MOE_EP_HD StepStatus counted_combine(C& coop, M& memory, Rows& rows, const Combi
     for (std::int32_t token = coop.thread_rank(); token < params.num_tokens; token += coop.size()) {
       const std::byte* sources[kMaxTopK];
       std::int32_t num_sources = 0;
-      for_each_hop(workspace, token, [&](const Hop& hop) {
+      for_each_hop(params, token, [&](const Hop& hop) {
         sources[num_sources++] = landing_row(params, me, hop.rank, hop.row);
       });
       rows.sum(token, sources, num_sources);

@@ -56,7 +56,7 @@ template <Memory M>
 MOE_EP_HD void keep_own_answer(M& memory, const CombineParams& params, std::int32_t token) {
   const std::int32_t me = params.workspace.rank;
   if (params.expert_output == nullptr || token >= params.num_tokens) return;
-  for_each_hop(params.workspace, token, [&](const Hop& hop) {
+  for_each_hop(params, token, [&](const Hop& hop) {
     if (hop.rank != me) return;
     memory.copy_row(params.row(me, me, token), params.expert_row(me, token), params.row_bytes);
   });
@@ -96,7 +96,7 @@ MOE_EP_HD bool sum_token(M& memory, Rows& rows, const CombineParams& params, std
   const std::byte* sources[kMaxTopK];
   std::int32_t num_sources = 0;
   bool complete = true;
-  for_each_hop(workspace, token, [&](const Hop& hop) {
+  for_each_hop(params, token, [&](const Hop& hop) {
     if (hop.rank == workspace.rank) {
       sources[num_sources++] = params.row(hop.rank, hop.rank, token);
       return;

@@ -143,7 +143,7 @@ MOE_EP_HD void put_lamport_rows(M& memory, const DispatchParams& params, std::in
   for (std::int32_t token = first; token < params.tokens_per_rank; token += step) {
     RankMask visited;
     if (token < params.num_tokens) {
-      for_each_hop(params.workspace, token, [&](const Hop& hop) { visited.set(hop.rank); });
+      for_each_hop(params, token, [&](const Hop& hop) { visited.set(hop.rank); });
     }
     peers_of(params.workspace, params.active).for_each([&](std::int32_t peer) {
       put_lamport_row(memory, params, peer, bank, token, visited.test(peer), epoch);
@@ -231,8 +231,9 @@ MOE_EP_HD bool take_lamport_row(M& memory, const DispatchParams& params, std::in
       if (!take_tag(memory, tags++, epoch, deadline_ns, id)) return false;
       comes = id != kNotHere;
     }
-    ids[k] =
-        id == kNotHere || id == kVoidId ? params.invalid_expert_id : static_cast<std::int32_t>(id);
+    // kNotHere and kVoidId are void, too, and so is what no sender can have put there.
+    const auto expert = static_cast<std::int32_t>(id);
+    ids[k] = params.ownership.is_void(expert) ? params.invalid_expert_id : expert;
   }
   if (!comes) return true;
   for (std::int32_t payload = 2; payload < params.num_payloads; ++payload) {

@@ -208,6 +208,29 @@ TEST_F(UnixSocketFailureTest, MessageOverTheCapIsRefusedAndTheGroupGoesOn) {
   });
 }
 
+// A hub that answers split() with colors none of which is the asker's leaves it without a group.
+TEST_F(UnixSocketFailureTest, SplitChecksWhatTheHubSays) {
+  std::thread hub([&] {
+    std::vector<detail::Peer> peers = detail::hub_join(path_, 2, 20s);
+    const Deadline deadline(20s);
+    detail::Frame frame;
+    for (std::uint32_t sequence = 1; sequence <= 2; ++sequence) {
+      if (detail::receive_frame(peers[1].fd.get(), peers[1].reader, frame, deadline) !=
+          detail::IoResult::kDone)
+        return;
+      const std::string other(8, '\x01');
+      detail::send_frame(peers[1].fd.get(), FrameType::kResult, sequence, 0,
+                         detail::pack_messages({other, other}), deadline);
+    }
+  });
+  {
+    UnixSocketBackend comm(path_, 1, 2, 20s);
+    EXPECT_THAT(failure([&] { comm.split(3, 0); }),
+                HasSubstr("UnixSocketBackend.split: every rank's color and key must come back"));
+  }
+  hub.join();
+}
+
 TEST_F(UnixSocketFailureTest, SignalsDoNotDisturbOperations) {
   struct sigaction action{};
   struct sigaction old{};

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -18,6 +19,7 @@
 #include <moe_ep/error.hpp>
 #include <moe_ep/workspace.hpp>
 
+#include "memory/member_info.hpp"
 #include "support/hooked_backend.hpp"
 #include "support/limits.hpp"
 #include "support/resources.hpp"
@@ -110,7 +112,7 @@ TEST_P(WorkspaceFailure, DifferentArgumentsAreBadArgumentsOnEveryRank) {
 
 TEST_P(WorkspaceFailure, BackendThatThrowsAtAnyCallLeavesNothingBehind) {
   int num_failures = 0;
-  for (int call = 1; call <= 6; ++call) {
+  for (int call = 1; call <= 8; ++call) {
     const auto reports = spawn_ranks(
         GetParam(), 3,
         [&](int rank, const auto& comm) {
@@ -134,7 +136,7 @@ TEST_P(WorkspaceFailure, BackendThatThrowsAtAnyCallLeavesNothingBehind) {
     EXPECT_EQ(Resources::now(), resources_) << "call " << call;
   }
   EXPECT_GE(num_failures, 3);
-  EXPECT_LT(num_failures, 6);
+  EXPECT_LT(num_failures, 8);
 }
 
 TEST_P(WorkspaceFailure, BackendThatBreaksItsContractIsDetected) {
@@ -152,6 +154,34 @@ TEST_P(WorkspaceFailure, BackendThatBreaksItsContractIsDetected) {
     EXPECT_TRUE(all_ok(spawn_ranks(GetParam(), 2, [&](int, const auto& comm) {
       HookedBackend hooked(comm, {}, [&](int call, auto& result) {
         if (call == 1) test.change(result);
+      });
+      EXPECT_THAT(failure_of([&] { SymmetricWorkspace::create_host(hooked, kBytes); }),
+                  HasSubstr(test.text));
+    })));
+  }
+}
+
+// A rank says where its slice is mapped, and how long it is.
+TEST_P(WorkspaceFailure, MemberThatLiesAboutItsPlaceOrSizeIsRefused) {
+  struct Case {
+    std::function<void(memory::MemberInfo&)> change;
+    std::string text;
+  };
+  const std::vector<Case> cases = {
+      {[](memory::MemberInfo& info) { info.rank = 1 << 20; }, "got rank 1048576 at position 1"},
+      {[](memory::MemberInfo& info) { info.rank = -1; }, "got rank -1 at position 1"},
+      {[](memory::MemberInfo& info) { info.rank = 0; }, "got rank 0 at position 1"},
+      {[](memory::MemberInfo& info) { info.segment.bytes = 4096; }, "got 4096 announced"},
+      {[](memory::MemberInfo& info) { info.segment.bytes <<= 20; }, "announced at position 1"}};
+  for (const Case& test : cases) {
+    EXPECT_TRUE(all_ok(spawn_ranks(GetParam(), 2, [&](int, const auto& comm) {
+      HookedBackend hooked(comm, {}, [&](int call, auto& result) {
+        if (call != 2) return;  // the one with the segments
+        memory::MemberInfo info;
+        char* const at = result[1].data() + result[1].size() - sizeof info;
+        std::memcpy(&info, at, sizeof info);
+        test.change(info);
+        std::memcpy(at, &info, sizeof info);
       });
       EXPECT_THAT(failure_of([&] { SymmetricWorkspace::create_host(hooked, kBytes); }),
                   HasSubstr(test.text));
@@ -205,7 +235,7 @@ TEST_P(WorkspaceProcessFailure, LackOfDescriptorsFailsAlikeAndLeaksNothing) {
 }
 
 TEST_P(WorkspaceProcessFailure, KilledRankIsNoticedAtOnceAndLeavesThePeersClean) {
-  for (int victim_call = 1; victim_call <= 4; ++victim_call) {
+  for (int victim_call = 1; victim_call <= 6; ++victim_call) {
     const auto start = std::chrono::steady_clock::now();
     const auto reports = spawn_ranks(GetParam(), 3, [&](int rank, const auto& comm) {
       HookedBackend hooked(comm, [&](int call) {
@@ -221,9 +251,6 @@ TEST_P(WorkspaceProcessFailure, KilledRankIsNoticedAtOnceAndLeavesThePeersClean)
     EXPECT_LT(std::chrono::steady_clock::now() - start, 10s);
     for (const auto& report : reports)
       EXPECT_EQ(report.ok(), report.rank != 1) << report.failure;
-  }
-  for (const std::string& name : directory_.entries()) {
-    ::unlink((directory_.path() + "/" + name).c_str());  // of ranks killed while they listened
   }
 }
 

@@ -207,18 +207,19 @@ TEST_P(WorkspaceLifecycle, MemberThatComesBackGetsTheOldAddressesOfItsPeers) {
     if (survivor) {
       workspace->remap(*survivors, {0, 1});
       EXPECT_EQ(access_at(workspace->slice(2)), "---p");
-      EXPECT_EQ(bytes_of(*workspace, 1 - task), std::string(64, static_cast<char>('b' - task)));
+      EXPECT_EQ(bytes_of(*workspace, 1 - task), std::string(64, '\0'));
     }
     if (task == 3) {
       const auto solo = LocalGroup(1).backend(0);
       workspace = SymmetricWorkspace::create_host(*solo, 64, 3, {2});
       EXPECT_EQ(access_at(workspace->slice(0)), "---p");
       base = workspace->base();
-      std::memset(workspace->slice(2), 'z', 64);
     }
     if (task != 2) {
       workspace->remap(*new_group, {0, 1, 2});
       EXPECT_EQ(workspace->base(), base);
+      std::memset(workspace->slice(workspace->rank()), task == 3 ? 'z' : 'a' + task, 64);
+      new_group->barrier();
       for (const auto& id : new_group->allgather(std::to_string(workspace->id()))) {
         EXPECT_EQ(id, std::to_string(workspace->id()));
       }
@@ -259,6 +260,37 @@ TEST(WorkspaceRemapTest, ThreadThatWasDroppedKeepsItsMemoryWhileItsInstanceLives
       workspace->remap(*rest, {0, 1});
       EXPECT_EQ(access_at(workspace->slice(2)), "---p");
     }
+    comm->barrier();
+  })));
+}
+
+// A process that was stopped and goes on later still has its mappings.
+TEST(WorkspaceRemapTest, RankThatWasLeftOutCannotWriteIntoItsFormerPeers) {
+  EXPECT_TRUE(all_ok(spawn_ranks(RankKind::kProcesses, 3, [&](int rank, const auto& comm) {
+    const auto workspace = SymmetricWorkspace::create_host(*comm, 64);
+    const auto rest = comm->split(rank == 2 ? 1 : 0, rank);
+    const Resources before = Resources::now();
+    std::byte* const own = workspace->slice(rank);
+    comm->barrier();
+    if (rank != 2) {
+      workspace->remap(*rest, {0, 1});
+      std::memset(workspace->slice(rank), 'x', 64);
+    }
+    comm->barrier();
+    if (rank == 2) std::memset(workspace->slice(0), 'z', 64);
+    comm->barrier();
+    if (rank != 2) {
+      EXPECT_EQ(bytes_of(*workspace, 0), std::string(64, 'x'));
+      EXPECT_EQ(workspace->slice(rank), own);
+    }
+    comm->barrier();
+    // Nor can it later, when another process has its place; here it comes back itself.
+    workspace->remap(*comm, {0, 1, 2});
+    EXPECT_EQ(Resources::now(), before);
+    std::memset(workspace->slice(rank), 'a' + rank, 64);
+    comm->barrier();
+    for (int src = 0; src < 3; ++src)
+      EXPECT_EQ(bytes_of(*workspace, src), std::string(64, static_cast<char>('a' + src)));
     comm->barrier();
   })));
 }

@@ -151,7 +151,7 @@ TEST(OneSidedTest, NextDispatchOfAFastRankLeavesTheLastCombineAlone) {
     for (std::int32_t token = 0; token < num_tokens1; ++token) {
       const std::byte* sources[kMaxTopK];
       std::int32_t count = 0;
-      for_each_hop(slow.workspace, token,
+      for_each_hop(slow, token,
                    [&](const Hop& hop) { sources[count++] = slow.row(hop.rank, 1, hop.row); });
       rows.sum(token, sources, count);
     }

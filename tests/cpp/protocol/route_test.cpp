@@ -18,9 +18,9 @@ using testing::FakeTokens;
 
 using HopList = std::vector<std::pair<int, int>>;  // rank, row
 
-HopList hops_of(const Workspace& workspace, int token) {
+HopList hops_of(const DispatchParams& params, int token) {
   HopList hops;
-  for_each_hop(workspace, token, [&](const Hop& hop) { hops.emplace_back(hop.rank, hop.row); });
+  for_each_hop(params, token, [&](const Hop& hop) { hops.emplace_back(hop.rank, hop.row); });
   return hops;
 }
 
@@ -59,7 +59,7 @@ void expect_routed(int num_ranks, int num_experts, int top_k, const RankMask& ac
         expected.emplace_back(rank, counts[static_cast<std::size_t>(rank)]++);
       }
     }
-    ASSERT_EQ(hops_of(params.workspace, token), expected) << "token " << token;
+    ASSERT_EQ(hops_of(params, token), expected) << "token " << token;
   }
   for (int rank = 0; rank < num_ranks; ++rank) {
     ASSERT_EQ(params.workspace.send_counts()[rank], counts[static_cast<std::size_t>(rank)]);
@@ -84,6 +84,28 @@ TEST(RouteTest, HopsAreAscendingAndRowsCompactForEveryRankCount) {
     }
     ASSERT_NO_FATAL_FAILURE(expect_routed(num_ranks, num_experts, top_k, active, ids))
         << "R " << num_ranks << ", E " << num_experts << ", K " << top_k;
+  }
+}
+
+// The list lies in memory that peers can write to: no entry leads out of the workspace.
+TEST(RouteTest, EntriesThatNoRoutingMakesEndTheList) {
+  FakeGroup group(3, 2, 16, 8);
+  RankMask active = RankMask::first(3);
+  active.reset(1);
+  const FakeStep step{
+      .tokens_per_rank = 2, .num_experts = 3, .top_k = 2, .num_words = 2, .active = active};
+  const FakeTokens tokens = FakeTokens::make(1, 0, {{0, 2}, {2, 0}}, 2);
+  const DispatchParams params = group.dispatch_params(0, step, tokens);
+  for (const Hop bad : {Hop{3, 0}, Hop{1, 0}, Hop{1 << 30, 0}, Hop{-5, 0}, Hop{2, 2}, Hop{2, -1},
+                        Hop{0, 1 << 30}}) {
+    route_tokens(params);
+    ASSERT_EQ(hops_of(params, 1), (HopList{{0, 1}, {2, 1}}));
+    params.workspace.hops(1)[1] = bad;
+    EXPECT_EQ(hops_of(params, 1), (HopList{{0, 1}})) << bad.rank << ", " << bad.row;
+  }
+  for (const auto& [said, taken] : {std::pair{-1, 0}, {0, 0}, {2, 2}, {3, 2}, {1 << 30, 2}}) {
+    params.workspace.recv_counts()[2] = said;
+    EXPECT_EQ(num_received(params.workspace, 2, 2), taken);
   }
 }
 
@@ -114,8 +136,8 @@ TEST(RouteTest, ListsOfLaterStepsHideThoseOfEarlierOnes) {
   const FakeTokens few = FakeTokens::make(1, 0, {{-1, -1, -1, -1}, {2, 2, -1, 9}}, 2);
   const DispatchParams params = group.dispatch_params(0, step, few);
   route_tokens(params);
-  EXPECT_EQ(hops_of(params.workspace, 0), HopList{});
-  EXPECT_EQ(hops_of(params.workspace, 1), (HopList{{2, 0}}));
+  EXPECT_EQ(hops_of(params, 0), HopList{});
+  EXPECT_EQ(hops_of(params, 1), (HopList{{2, 0}}));
   EXPECT_EQ(params.workspace.send_counts()[0], 0);
   EXPECT_EQ(params.workspace.send_counts()[2], 1);
 }

@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "support/resources.hpp"
+
 namespace moe_ep::testing {
 namespace {
 
@@ -45,6 +47,13 @@ ScopedFileSizeLimit::ScopedFileSizeLimit(std::size_t bytes)
 
 ScopedFileSizeLimit::~ScopedFileSizeLimit() {
   set_soft_limit(RLIMIT_FSIZE, old_);
+}
+
+ScopedAddressSpaceLimit::ScopedAddressSpaceLimit(std::size_t spare)
+    : old_(set_soft_limit(RLIMIT_AS, virtual_bytes() + spare)) {}
+
+ScopedAddressSpaceLimit::~ScopedAddressSpaceLimit() {
+  set_soft_limit(RLIMIT_AS, old_);
 }
 
 bool deny_system_calls(std::initializer_list<long> numbers, int error) {

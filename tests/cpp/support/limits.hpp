@@ -30,6 +30,18 @@ class ScopedFileSizeLimit {
   std::size_t old_ = 0;
 };
 
+// Leaves this process `spare` more bytes of address space, until the end of the scope.
+class ScopedAddressSpaceLimit {
+ public:
+  explicit ScopedAddressSpaceLimit(std::size_t spare);
+  ~ScopedAddressSpaceLimit();
+  ScopedAddressSpaceLimit(const ScopedAddressSpaceLimit&) = delete;
+  ScopedAddressSpaceLimit& operator=(const ScopedAddressSpaceLimit&) = delete;
+
+ private:
+  std::size_t old_ = 0;
+};
+
 // From now on these system calls of this process fail with `error` (seccomp). For good: use it in a
 // child. False where seccomp is not available.
 bool deny_system_calls(std::initializer_list<long> numbers, int error);
