@@ -121,7 +121,8 @@ class NVLinkOneSidedConfig(BackendConfig):
     cft_max_tokens_for_dispatch, cft_max_tokens_for_combine
         Largest tokens per rank of a step that uses counted writes.
     lamport
-        Lamport transport for small steps: None where every rank can, True or False.
+        Lamport transport for small steps: None where the platform is known to gain from it, True
+        or False. On GPUs None is False in this version.
     lamport_max_tokens
         Largest tokens per rank of a Lamport step; None chooses.
     timeout_sec

@@ -57,7 +57,7 @@ class CudaPlatform final : public Platform {
   }
 
   std::int64_t default_lamport_tokens() const override { return 0; }
-  bool has(Transport transport) const override { return transport == Transport::kFence; }
+  bool has(Transport transport) const override { return transport != Transport::kCounted; }
 
   Device choose_device(std::optional<int> wanted, int rank) const override {
     int num_devices = 0;

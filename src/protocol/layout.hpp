@@ -51,10 +51,12 @@ MOE_EP_HD constexpr std::int64_t align_up(std::int64_t bytes) {
 // replayed launch must find in memory; hosts use the first fields.
 struct SliceHeader {
   std::uint64_t magic;
-  Epoch epoch;                      // of the last step begun
-  std::uint32_t failed;             // devices: not 0 once a step has failed; then steps end at once
-  RankMask active;                  // devices: of the last dispatch; its combine reads it
-  std::uint32_t drain;              // devices: not 0 if peers pushed rows in the last combine
+  Epoch epoch;           // of the last step begun
+  std::uint32_t failed;  // devices: not 0 once a step has failed; then steps end at once
+  RankMask active;       // devices: of the last dispatch; its combine reads it
+  // Devices: what the next fence dispatch must await of the last combine: 0 nothing, 1 rows that
+  // peers pushed, 2 a Lamport step whose end the peers have not been told.
+  std::uint32_t drain;
   std::uint32_t dispatch_arrivals;  // devices: blocks of the running dispatch that have finished
   std::uint32_t combine_arrivals;   // devices: the same of the running combine
   Epoch lamport_stamped[kLamportBanks];  // when all tags of a bank were last stamped
@@ -71,7 +73,7 @@ struct PeerLine {
   std::uint32_t combine_code;   // src's combine rows: combine_code()
   std::uint32_t landing_flag;   // devices, epoch: release by src's combine, acquire by the owner's
   std::uint32_t landing;        // where in src's slice the owner's rows go, in kAlign; kNoLanding
-  std::uint32_t done_flag;      // devices, epoch: src has read all rows that were pushed to it
+  std::uint32_t done_flag;      // devices, epoch: src is past the step's combine
   std::uint32_t unused;
   StepSignature signature;
   std::byte padding[128 - 32 - sizeof(StepSignature)];
