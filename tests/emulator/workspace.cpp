@@ -40,6 +40,7 @@ class EmulatedWorkspace final : public SymmetricWorkspace {
   }
   void checkpoint_prepare(CommBackend&) override { refuse(); }
   void checkpoint_restore(CommBackend&) override { refuse(); }
+  void discard() noexcept override {}
   void remap(CommBackend&, const std::vector<int>&) override { refuse(); }
 
  private:

@@ -4,8 +4,8 @@
 // **Pull** (small steps). The first block tells every peer that this rank has entered the step; its
 // rows lie in its own combine region already, or are copied (encoded) there chunk by chunk, each
 // chunk with a flag. Then every block reads its tokens' rows from the peers. A rank whose experts
-// wrote over the rows they got copies them to its combine region before it enters: its peers may put
-// rows of the next step there while it still copies.
+// wrote over the rows they got copies them to its combine region before it enters: its peers may
+// put rows of the next step there while it still copies.
 //
 // **Push** (large steps). With both directions of a link busy, loads get less of it than stores, so
 // peers are asked to push. A rank that enters the step says where its rows may land: behind the

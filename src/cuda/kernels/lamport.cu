@@ -1,7 +1,5 @@
 #include "cuda/kernels/lamport.hpp"
 
-#include <algorithm>
-
 #include "cuda/kernels/lamport_combine.cuh"
 #include "cuda/kernels/lamport_dispatch.cuh"
 
@@ -19,6 +17,10 @@ std::uint64_t bits_of(std::int64_t value) {
   return static_cast<std::uint64_t>(value);
 }
 
+std::int32_t smaller(std::int32_t a, std::int32_t b) {
+  return a < b ? a : b;
+}
+
 struct Plan {
   LamportShape shape;
   bool wide = false;
@@ -34,7 +36,7 @@ Plan plan_step(std::int64_t row_bytes, std::uint64_t all_or_ed, std::int32_t tok
   LamportShape& shape = plan.shape;
   shape.row_bytes = static_cast<std::uint32_t>(row_bytes);
   shape.first_piece = first_piece;
-  shape.width = plan.wide ? 8 : std::min(row_width(all_or_ed), 4);
+  shape.width = plan.wide ? 8 : smaller(row_width(all_or_ed), 4);
   const std::int64_t vector_bytes =
       static_cast<std::int64_t>(kLamportThreads) * (plan.wide ? 8 : 4);
   const std::int32_t capacity = options.max_blocks(kLamportThreads) - 1;
@@ -51,7 +53,7 @@ Plan plan_step(std::int64_t row_bytes, std::uint64_t all_or_ed, std::int32_t tok
     plan.large = true;
     cut(kLargeVectors);
   }
-  plan.blocks = 1 + std::min(shape.num_units, capacity);
+  plan.blocks = 1 + smaller(shape.num_units, capacity);
   return plan;
 }
 
