@@ -4,6 +4,8 @@
 # may not fuse a*b+c on its own. Where a fused operation is meant, the code spells it.
 function(moe_ep_configure_target target)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF)
+  # Else CMake 3.25 puts nvcc's default standard behind the option below.
+  target_compile_features(${target} PRIVATE cxx_std_20)
   target_compile_options(
     ${target}
     PRIVATE
