@@ -1,8 +1,9 @@
 // Time of a dispatch + combine pair on GPUs: one process, one stream a rank, everything in CUDA
 // graphs, results checked before they are timed.
 //
-//   cuda_pair [--ranks R] [--one-gpu] [--tokens 1,8,...] [--fp8-dispatch] [--fp8-combine]
-//             [--external] [--no-pdl] [--late-pdl] [--max-sms N] [--hidden H] [--top-k K]
+//   cuda_pair [--ranks R] [--one-gpu] [--tokens 1,8,...] [--lamport] [--fp8-dispatch]
+//             [--fp8-combine] [--external] [--no-pdl] [--late-pdl] [--max-sms N] [--hidden H]
+//             [--top-k K]
 //             [--experts E] [--push-bytes N] [--push-percent N] [--chunk-bytes N]
 //             [--threads N] [--dispatch-threads N]
 //
@@ -33,7 +34,8 @@ using testing::RigRank;
 
 struct Options {
   int ranks = 2;
-  bool one_gpu = false, fp8_dispatch = false, fp8_combine = false, external = false;
+  bool one_gpu = false, lamport = false, fp8_dispatch = false, fp8_combine = false,
+       external = false;
   cuda::Pdl pdl = cuda::Pdl::kEarly;
   int max_sms = 0, hidden = 7168, top_k = 8, experts = 256;
   std::vector<int> tokens{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
@@ -307,6 +309,8 @@ class Pair {
     fields[protocol::kTokensPerRank] = T_;
     fields[protocol::kNumExperts] = options_.experts;
     fields[protocol::kTopK] = K;
+    const Transport transport = options_.lamport ? Transport::kLamport : Transport::kFence;
+    fields[protocol::kTransport] = static_cast<std::int32_t>(transport);
     const auto add = [&](const DeviceBuffer& rows, int bytes) {
       step.payloads[step.num_payloads] = {rows.data(), bytes};
       fields[protocol::kFirstRowBytes + step.num_payloads++] = bytes;
@@ -327,6 +331,7 @@ class Pair {
     combine.format =
         protocol::kCombineBf16 | (options_.fp8_combine ? protocol::kCombineFp8Wire : 0);
     combine.timeout_ns = step.timeout_ns;
+    combine.transport = transport;
     if (options_.external) {
       combine.expert_output = own.experts.data();
       combine.expert_output_stride = 2 * H;
@@ -344,7 +349,7 @@ class Pair {
       for (int token = 0; token < T_; ++token) {
         for (int k = 0; k < K; ++k) {
           if (at(src).dispatch.ownership.owner(at(src).hosts_ids[token * K + k]) != index) continue;
-          tokens[src * T_ + row++] = token;
+          tokens[src * T_ + (options_.lamport ? token : row++)] = token;
           break;
         }
       }
@@ -356,7 +361,7 @@ class Pair {
         for (int k = 0; k < K; ++k) {
           if (at(index).dispatch.ownership.owner(at(index).hosts_ids[token * K + k]) != peer)
             continue;
-          places[peer * T_ + token] = row++;
+          places[peer * T_ + token] = options_.lamport ? token : row++;
           if (peer != index) at(index).remote_rows += 1;
           break;
         }
@@ -420,6 +425,8 @@ Options parse(int argc, char** argv) {
       options.ranks = static_cast<int>(value());
     else if (name == "--one-gpu")
       options.one_gpu = true;
+    else if (name == "--lamport")
+      options.lamport = true;
     else if (name == "--fp8-dispatch")
       options.fp8_dispatch = true;
     else if (name == "--fp8-combine")
@@ -464,6 +471,16 @@ Options parse(int argc, char** argv) {
 
 double target_us(const Options& options, int T) {
   if (options.hidden != 7168 || options.top_k != 8 || options.ranks != 2) return 0;
+  if (options.lamport) {
+    // {T, us of BF16 rows, of FP8 rows}
+    constexpr double kTargets[][3] = {{1, 4.4, 4.4}, {8, 5, 0},         {32, 7, 0},
+                                      {64, 9.6, 0},  {128, 14.7, 12.2}, {256, 25.2, 0},
+                                      {1024, 87, 0}, {4096, 330, 0},    {8192, 650, 500}};
+    for (const auto& target : kTargets) {
+      if (target[0] == T) return target[options.fp8_dispatch ? 2 : 1];
+    }
+    return 0;
+  }
   if (options.fp8_dispatch) return T != 8192 ? 0 : options.fp8_combine ? 370 : 515;
   if (options.fp8_combine) return 0;
   return T <= 8 ? 11 : T == 8192 ? 672 : 0;
@@ -488,10 +505,21 @@ int main(int argc, char** argv) {
     const std::int64_t dispatch_row =
         hidden_row + 8 * options.top_k +
         (options.fp8_dispatch ? 4 * ((options.hidden + 127) / 128) : 0);
+    protocol::TransportRegions regions;
+    if (options.lamport) {
+      regions.lamport = {
+          .max_tokens = T,
+          .top_k = options.top_k,
+          .value_bytes = hidden_row,
+          .scale_bytes = dispatch_row - hidden_row,
+          .combine_bytes = 2 * options.hidden,
+          .words = options.fp8_dispatch ? protocol::DataWords::kFp8 : protocol::DataWords::kBf16};
+    }
     Rig rig(devices, protocol::WorkspaceLayout::make(
                          options.ranks, T, 0,
                          protocol::WorkspaceLayout::required_bytes(
-                             options.ranks, T, 0, dispatch_row, 2 * options.hidden)));
+                             options.ranks, T, 0, dispatch_row, 2 * options.hidden, regions),
+                         regions));
     for (int rank = 0; rank < rig.size(); ++rank) {
       rig[rank].options.pdl = options.pdl;
       rig[rank].options.max_sms = options.max_sms;
