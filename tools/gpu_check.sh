@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds everything and runs what needs a GPU; one verdict line a suite, at the end.
 #
-#   tools/gpu_check.sh [SUITE...]     build cpp python sanitizer bench; all without arguments
+#   tools/gpu_check.sh [SUITE...]     build cpp soak python sanitizer bench; all without arguments
 #
 # Needs Python >= 3.11 with torch, nanobind, scikit-build-core and pytest installed, CMake, nvcc and
 # GoogleTest; no network. Logs and figures go to GPU_CHECK_DIR (build/gpu_check).
@@ -13,7 +13,7 @@ PYTHON=${PYTHON:-python3}
 BUILD=${GPU_CHECK_BUILD:-build/gpu}
 JOBS=${JOBS:-$(nproc)}
 SUITES=("$@")
-[ ${#SUITES[@]} -gt 0 ] || SUITES=(build cpp python sanitizer bench)
+[ ${#SUITES[@]} -gt 0 ] || SUITES=(build cpp soak python sanitizer bench)
 mkdir -p "$DIR" "$BUILD"
 SITE=$(realpath -m "$BUILD/site")
 export PYTHONPATH="$SITE${PYTHONPATH:+:$PYTHONPATH}"
@@ -37,7 +37,8 @@ verdict() {
 build_cpp() {
   cmake -G Ninja -S . -B "$BUILD/cpp" -DMOE_EP_CUDA=ON -DMOE_EP_CUDA_ARCHITECTURES=native \
     -DMOE_EP_BUILD_TESTS=ON -DMOE_EP_BUILD_BENCHMARKS=ON &&
-    cmake --build "$BUILD/cpp" --parallel "$JOBS" --target moe_ep_gpu_tests moe_ep_cuda_pair
+    cmake --build "$BUILD/cpp" --parallel "$JOBS" --target moe_ep_gpu_tests \
+      moe_ep_cuda_pair moe_ep_cuda_soak
 }
 
 build_python() {
@@ -76,6 +77,7 @@ for suite in "${SUITES[@]}"; do
       ;;
     build_cpp | build_python) verdict "$suite" "$suite" ;;
     cpp) verdict cpp ctest --test-dir "$BUILD/cpp" -L gpu --output-on-failure --no-tests=error ;;
+    soak) verdict soak "$BUILD/cpp/tests/moe_ep_cuda_soak" --steps "${SOAK_STEPS:-100000}" ;;
     python) verdict python run_pytest ;;
     sanitizer)
       for tool in memcheck racecheck initcheck; do
@@ -84,7 +86,7 @@ for suite in "${SUITES[@]}"; do
       ;;
     bench) verdict bench run_bench ;;
     *)
-      echo "gpu_check.sh: a suite must be build, cpp, python, sanitizer or bench, got $suite" >&2
+      echo "gpu_check.sh: a suite must be build, cpp, soak, python, sanitizer or bench, got $suite" >&2
       exit 2
       ;;
   esac
