@@ -32,14 +32,20 @@ def loaded():
             feed.wrong([0]).item()
 
 
+@pytest.fixture(params=["fence", "lamport"])
+def transport(request):
+    """Options of instances whose steps take one of the transports."""
+    return {"lamport": request.param == "lamport"}
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 8, 16])
-def test_one_thread_drives_all_ranks_of_one_gpu(num_ranks):
+def test_one_thread_drives_all_ranks_of_one_gpu(num_ranks, transport):
     """Launches one after another make progress."""
     queues = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8"))
     if num_ranks > queues:
         pytest.skip(f"{num_ranks} ranks need CUDA_DEVICE_MAX_CONNECTIONS >= {num_ranks}")
     shape = Shape(num_experts=2 * num_ranks, top_k=min(4, 2 * num_ranks))
-    drive = Drive(num_ranks, shape, [0] * num_ranks)
+    drive = Drive(num_ranks, shape, [0] * num_ranks, **transport)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda:0")
     for _ in range(20):
         drive.step()
@@ -64,11 +70,11 @@ def capture(drive, rank, feed):
 
 
 @pytest.mark.parametrize("enable_pdl", [True, False])
-def test_graphs_replay_exactly(enable_pdl):
+def test_graphs_replay_exactly(enable_pdl, transport):
     """Two graphs of different T between eager steps, inputs that change, one rank delayed."""
     num_ranks = 2
     small, large = Shape(tokens=3), Shape(tokens=50)
-    drive = Drive(num_ranks, large, devices_for(num_ranks), enable_pdl=enable_pdl)
+    drive = Drive(num_ranks, large, devices_for(num_ranks), enable_pdl=enable_pdl, **transport)
     feeds = [
         drive.feeds,
         [
@@ -91,7 +97,7 @@ def test_graphs_replay_exactly(enable_pdl):
         graphs[kind][rank].replay()
         wrong[rank] += feed.wrong()
 
-    for step in range(1000):
+    for step in range(5000):
         for rank in range(num_ranks):
             drive.on(rank, replay, step % 2, rank, step)
         if step % 100 == 99:
@@ -105,10 +111,10 @@ def test_graphs_replay_exactly(enable_pdl):
     drive.close()
 
 
-def test_masks_change_between_replays():
+def test_masks_change_between_replays(transport):
     """One captured graph serves every default mask."""
     shape = Shape(num_experts=12)
-    drive = Drive(3, shape, [0] * 3, enable_rank_mask=True)
+    drive = Drive(3, shape, [0] * 3, enable_rank_mask=True, **transport)
     for rank in range(3):
         drive.on(rank, run_layer, drive.instances[rank], drive.feeds[rank])
     drive.synchronize()
@@ -126,9 +132,9 @@ def test_masks_change_between_replays():
 
 
 @pytest.mark.parametrize("phase", ["dispatch", "combine"])
-def test_a_peer_that_never_comes_is_named_and_the_process_goes_on(phase):
+def test_a_peer_that_never_comes_is_named_and_the_process_goes_on(phase, transport):
     shape = Shape()
-    drive = Drive(2, shape, devices_for(2), timeout_sec=1)
+    drive = Drive(2, shape, devices_for(2), timeout_sec=1, **transport)
     drive.step()
     drive.synchronize()
     started = time.monotonic()
@@ -159,10 +165,10 @@ def test_a_peer_that_never_comes_is_named_and_the_process_goes_on(phase):
     drive.close()
 
 
-def test_recover_after_a_timeout():
+def test_recover_after_a_timeout(transport):
     """Graphs captured before are valid after it."""
     shape = Shape()
-    drive = Drive(2, shape, devices_for(2), timeout_sec=1)
+    drive = Drive(2, shape, devices_for(2), timeout_sec=1, **transport)
     for rank in range(2):
         drive.on(rank, run_layer, drive.instances[rank], drive.feeds[rank])
     drive.synchronize()
