@@ -32,6 +32,13 @@ MOE_EP_HD inline void route_tokens(const DispatchParams& params,
   }
 }
 
+// Whether the hop names a row of a block of a rank; the end of a list does not.
+template <class Params>
+MOE_EP_HD constexpr bool can_be_hop(const Params& params, const Hop& hop) {
+  return hop.rank >= 0 && hop.rank < params.workspace.layout.num_ranks && hop.row >= 0 &&
+         hop.row < params.tokens_per_rank;
+}
+
 // Calls `visit(hop)` for every hop of a token, in ascending rank order. Params: of either phase.
 //
 // The list lies in memory that peers can write to. An entry that route_tokens() cannot have put
@@ -42,20 +49,21 @@ MOE_EP_HD void for_each_hop(const Params& params, std::int32_t token, Visit&& vi
   const Hop* hops = workspace.hops(token);
   for (std::int32_t index = 0; index < workspace.layout.hops_per_token(); ++index) {
     const Hop hop = hops[index];
-    if (hop.rank < 0 || hop.rank >= workspace.layout.num_ranks || !params.active.test(hop.rank) ||
-        hop.row < 0 || hop.row >= params.tokens_per_rank) {
-      return;
-    }
+    if (!can_be_hop(params, hop) || !params.active.test(hop.rank)) return;
     visit(hop);
   }
+}
+
+// A number of rows as far as a block can hold them.
+MOE_EP_HD constexpr std::int32_t within_block(std::int32_t rows, std::int32_t tokens_per_rank) {
+  return rows < 0 ? 0 : rows > tokens_per_rank ? tokens_per_rank : rows;
 }
 
 // Rows of block `src` that an accepted dispatch brought: what recv_counts says, which peers and the
 // user could have changed, within the block.
 MOE_EP_HD inline std::int32_t num_received(const Workspace& workspace, std::int32_t tokens_per_rank,
                                            std::int32_t src) {
-  const std::int32_t count = workspace.recv_counts()[src];
-  return count < 0 ? 0 : count > tokens_per_rank ? tokens_per_rank : count;
+  return within_block(workspace.recv_counts()[src], tokens_per_rank);
 }
 
 }  // namespace moe_ep::protocol

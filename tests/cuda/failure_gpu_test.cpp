@@ -170,6 +170,37 @@ TEST_P(FailureGpuTest, AnAbandonedStepEndsAtOnceAndSaysNothing) {
   expect_usable();
 }
 
+// A peer, or a user who writes to a view, cannot lead a kernel out of the memory.
+TEST_P(FailureGpuTest, RubbishInTheOwnListsStaysWithinTheSlices) {
+  for (int round = 0; round < 6; ++round) {
+    Step step(*rig_, shape(0.05), random_);
+    choose_way(step);
+    for (const int rank : {0, 1, 2})
+      step.dispatch(rank);
+    rig_->synchronize();
+    for (const int rank : {0, 1, 2}) {
+      const protocol::Workspace& workspace = rig_->use(rank).workspace;
+      const auto spoil = [&](void* words, int count) {
+        std::vector<std::int32_t> rubbish(static_cast<std::size_t>(count));
+        MOE_EP_CUDA_CHECK(
+            cudaMemcpy(rubbish.data(), words, 4 * rubbish.size(), cudaMemcpyDeviceToHost));
+        for (std::int32_t& word : rubbish) {
+          if (pick(random_, 0, 3) == 0) word = static_cast<std::int32_t>(random_());
+        }
+        MOE_EP_CUDA_CHECK(
+            cudaMemcpy(words, rubbish.data(), 4 * rubbish.size(), cudaMemcpyHostToDevice));
+      };
+      spoil(workspace.recv_counts(), 3);
+      spoil(workspace.send_counts(), 3);
+      spoil(workspace.hops(0), 2 * 3 * kTokens);
+    }
+    for (const int rank : {0, 1, 2})
+      step.combine(rank);
+    rig_->synchronize();  // a sum of whatever, or a failure
+    expect_usable();
+  }
+}
+
 TEST_P(FailureGpuTest, IdsOfRowsWithoutATokenCanBeMarkedLater) {
   if (GetParam() == Way::kLamport) GTEST_SKIP() << "ids of Lamport steps are marked already";
   StepShape plain = shape(20);

@@ -4,6 +4,7 @@
 #include "cuda/device/await.cuh"
 #include "cuda/device/status.cuh"
 #include "cuda/kernels/combine_args.cuh"
+#include "protocol/route.hpp"
 
 namespace moe_ep::cuda {
 
@@ -16,7 +17,7 @@ __device__ __forceinline__ void load_tables(CombineTables& tables, const Combine
   }
   for (std::int32_t rank = static_cast<std::int32_t>(threadIdx.x);
        rank < workspace.layout.num_ranks; rank += static_cast<std::int32_t>(blockDim.x)) {
-    tables.recv_counts[rank] = workspace.recv_counts()[rank];
+    tables.recv_counts[rank] = protocol::num_received(workspace, args.params.tokens_per_rank, rank);
     tables.landing_in[rank] = -1;
     tables.landing_out[rank] = -1;
   }
@@ -31,7 +32,8 @@ __device__ __forceinline__ void share_landing(CombineTables& tables, const Combi
     std::int64_t at = args.landing_begin;
     for (std::int32_t first = 0; first < layout.num_ranks; first += kWarp) {
       const std::int32_t own = first + lane_id();
-      const std::int32_t rows = own < layout.num_ranks ? workspace.send_counts()[own] : 0;
+      const std::int32_t sent = own < layout.num_ranks ? workspace.send_counts()[own] : 0;
+      const std::int32_t rows = protocol::within_block(sent, args.params.tokens_per_rank);
       for (std::int32_t peer = first; peer < first + kWarp && peer < layout.num_ranks; ++peer) {
         const std::int64_t bytes =
             protocol::align_up(__shfl_sync(~0u, rows, peer - first) * args.wire_stride);

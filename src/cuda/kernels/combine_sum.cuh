@@ -11,6 +11,7 @@
 #include "cuda/device/store.cuh"
 #include "cuda/kernels/combine_args.cuh"
 #include "protocol/reduce.hpp"
+#include "protocol/route.hpp"
 
 namespace moe_ep::cuda {
 
@@ -52,6 +53,7 @@ __device__ __forceinline__ TokenSources find_sources(CombineTables& tables, cons
     const std::int32_t index = first + lane_id();
     protocol::Hop hop{-1, 0};
     if (live && index < capacity) hop = hops[index];
+    if (!protocol::can_be_hop(args.params, hop)) hop.rank = -1;
     if (!live && index == 0) hop.rank = me == 0 ? workspace.layout.num_ranks - 1 : 0;
     const std::uint32_t ends = __ballot_sync(~0u, hop.rank < 0);
     const std::int32_t here = ends == 0 ? kWarp : __ffs(static_cast<int>(ends)) - 1;
@@ -63,9 +65,13 @@ __device__ __forceinline__ TokenSources find_sources(CombineTables& tables, cons
       list[index] = args.own_row(me, hop.row);
     } else if (mine) {
       const bool lands = args.push && tables.landing_in[hop.rank] >= 0;
-      list[index] = lands
-                        ? workspace.own() + tables.landing_in[hop.rank] + hop.row * args.wire_stride
-                        : args.params.row(hop.rank, me, hop.row);
+      if (lands) {
+        std::int64_t at = tables.landing_in[hop.rank] + hop.row * args.wire_stride;
+        if (at + args.wire_stride > args.landing_end) at = args.landing_begin;  // a corrupt list
+        list[index] = workspace.own() + at;
+      } else {
+        list[index] = args.params.row(hop.rank, me, hop.row);
+      }
       if (args.push) {
         entry.chunks = lands || !tables.placed.test(hop.rank);
       } else {

@@ -128,6 +128,7 @@ __device__ __forceinline__ bool sum_answers(const LamportCombineArgs& args, cons
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       rank[b] = more && first + b < capacity ? hops[first + b].rank : -1;
+      if (rank[b] >= workspace.layout.num_ranks) rank[b] = -1;
       more = rank[b] >= 0;
       if (!more) continue;
       if (rank[b] != me) {

@@ -75,8 +75,9 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   for (std::int32_t src = 0; src < args.workspace.layout.num_ranks; ++src) {
     std::int32_t* ids = args.ids + src * block_ids;
-    const std::int64_t held =
-        static_cast<std::int64_t>(args.workspace.recv_counts()[src]) * args.top_k;
+    const std::int64_t held = static_cast<std::int64_t>(protocol::num_received(
+                                  args.workspace, args.tokens_per_rank, src)) *
+                              args.top_k;
     for (std::int64_t i = held + first; i < block_ids;
          i += static_cast<std::int64_t>(gridDim.x) * blockDim.x) {
       ids[i] = args.invalid;
