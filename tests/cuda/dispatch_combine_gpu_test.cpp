@@ -158,6 +158,36 @@ TEST_P(DispatchCombineGpuTest, KernelsFollowEachOtherWithNothingBetween) {
   }
 }
 
+// Ranks that share a GPU and are in a Lamport step wait for one that is still in the fence step
+// before: its large blocks must find multiprocessors to run on, beside many small ones.
+TEST_P(DispatchCombineGpuTest, BlocksOfAllSizesFindRoom) {
+  constexpr int kTokens = 40;
+  Random random(3u);
+  const auto rig = make_rig(kTokens);
+  StepShape shape;
+  shape.tokens_per_rank = kTokens;
+  shape.top_k = 4;
+  shape.hidden_bytes = kDispatchRow - 4 * shape.top_k;
+  shape.elements = kCombineRow / 2;
+  shape.active = RankMask::first(num_ranks());
+  shape.num_tokens.assign(static_cast<std::size_t>(num_ranks()), kTokens);
+  shape.chained = true;
+  std::vector<std::unique_ptr<Step>> steps;
+  for (int index = 0; index < num_cases(8); ++index) {
+    shape.transport = index % 2 == 0 ? Transport::kFence : Transport::kLamport;
+    steps.push_back(std::make_unique<Step>(*rig, shape, random));
+    for (StepRank& rank : steps.back()->ranks()) {
+      rank.tuning.push_bytes = index % 4 == 0 ? 0 : -1;
+      rank.tuning.min_push_sms = 1;
+    }
+  }
+  for (const auto& step : steps)
+    step->run();
+  rig->synchronize();
+  for (const auto& step : steps)
+    ASSERT_NO_THROW(step->check());
+}
+
 // Rows of a dispatch lie where the combine before it has let peers' rows land.
 TEST_P(DispatchCombineGpuTest, ADispatchWaitsUntilPushedRowsAreRead) {
   Random random(31u);
