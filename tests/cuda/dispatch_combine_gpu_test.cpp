@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 
+#include "protocol/transport/lamport_dispatch.hpp"
 #include "step.hpp"
 
 namespace moe_ep::testing {
@@ -342,6 +343,53 @@ TEST_P(DispatchCombineGpuTest, EpochsMayWrap) {
       step.run();
       rig->synchronize();
       ASSERT_NO_THROW(step.check());
+    }
+  }
+}
+
+// Tags and flags that no step wrote for long are brought up to date, so that none is ever so old
+// that it passes for new.
+TEST_P(DispatchCombineGpuTest, OldTagsAreStamped) {
+  constexpr protocol::Epoch kEpoch = 0x30000;
+  Random random(2u);
+  const auto rig = make_rig(9);
+  rig->reset(kEpoch);
+  const auto word = [&](int rank, const void* at) {
+    std::uint64_t value = 0;
+    rig->use(rank);
+    MOE_EP_CUDA_CHECK(cudaMemcpy(&value, at, sizeof value, cudaMemcpyDeviceToHost));
+    return value;
+  };
+  for (int rank = 0; rank < rig->size(); ++rank) {
+    const protocol::Workspace& workspace = rig->use(rank).workspace;
+    const protocol::Epoch old[protocol::kLamportBanks] = {kEpoch - protocol::kStampSteps - 1,
+                                                          kEpoch - protocol::kStampSteps - 1};
+    MOE_EP_CUDA_CHECK(
+        cudaMemcpy(workspace.header()->lamport_stamped, old, sizeof old, cudaMemcpyHostToDevice));
+  }
+  for (int index = 0; index < 4; ++index) {
+    StepShape shape =
+        random_lamport_shape(random, (*rig)[0].workspace.layout, kDispatchRow, kCombineRow);
+    shape.active = RankMask::first(num_ranks());
+    Step step(*rig, shape, random);
+    step.run();
+    rig->synchronize();
+    ASSERT_NO_THROW(step.check());
+    // The step has stamped the bank that it did not use.
+    const protocol::Epoch epoch = kEpoch + 1 + static_cast<protocol::Epoch>(index);
+    const auto bank = static_cast<int>((epoch + 1) % protocol::kLamportBanks);
+    for (int rank = 0; rank < rig->size(); ++rank) {
+      const protocol::Workspace& workspace = (*rig)[rank].workspace;
+      const std::byte* tags = workspace.own() + workspace.layout.lamport.tag_row(bank, 0, 0);
+      const std::byte* last = workspace.own() + workspace.layout.lamport.tags +
+                              (bank + 1) * num_ranks() * workspace.layout.lamport.max_tokens *
+                                  workspace.layout.lamport.tag_stride -
+                              8;
+      if (index < protocol::kLamportBanks) {
+        EXPECT_EQ(word(rank, tags) >> 32, epoch);
+        EXPECT_EQ(word(rank, last) >> 32, epoch);
+        EXPECT_EQ(static_cast<std::uint32_t>(word(rank, workspace.line(rank, 0))), epoch);
+      }
     }
   }
 }
