@@ -7,9 +7,9 @@
 // 1. No launch has more blocks than its rank's share of the GPU (max_blocks): all blocks of all
 //    ranks of the GPU fit at once. So a block that somebody waits for is running or can start,
 //    except behind kernels of others, which end by themselves.
-//    Lamport launches have smaller blocks, more of them, in the same share. The two kinds meet where
-//    ranks are in neighbouring steps: who is ahead has what it needed of the launch before, so the
-//    launch that it holds room from needs nobody who is ahead to end.
+//    Lamport launches have smaller blocks, more of them, in the same share. The two kinds meet
+//    where ranks are in neighbouring steps: who is ahead has what it needed of the launch before,
+//    so a launch that waits for room needs nobody who is ahead to end.
 // 2. Between the blocks of one launch, waits go one way: a block waits for what blocks do before
 //    they wait (combine.hpp proves it for its tiles; only the last block of a dispatch waits).
 // 3. A successor that is launched early (PDL) sits on the GPU while its predecessor waits. With
