@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <stdexcept>
 #include <string>
 
 #include "protocol/transport/lamport_dispatch.hpp"
@@ -75,6 +76,20 @@ int num_cases(int wanted) {
   return text == nullptr ? wanted : std::max(1, wanted * std::atoi(text) / 100);
 }
 
+// Enqueues the steps one after another, then checks them all. Throws with what differs, and where.
+void run_on_end(Rig& rig, const std::vector<std::unique_ptr<Step>>& steps) {
+  for (const auto& step : steps)
+    step->run();
+  rig.synchronize();
+  for (std::size_t index = 0; index < steps.size(); ++index) {
+    try {
+      steps[index]->check();
+    } catch (const std::exception& error) {
+      throw std::runtime_error("step " + std::to_string(index) + ": " + error.what());
+    }
+  }
+}
+
 // Ways to get the rows: pulled, pushed, pushed to some and pulled by others.
 void choose_tuning(Step& step, Random& random) {
   const int way = pick(random, 0, 3);
@@ -121,13 +136,7 @@ TEST_P(DispatchCombineGpuTest, StepsFollowEachOtherWithoutTheHost) {
       steps.push_back(std::make_unique<Step>(*rig, shape, random));
       choose_tuning(*steps.back(), random);
     }
-    for (const auto& step : steps)
-      step->run();
-    rig->synchronize();
-    for (std::size_t index = 0; index < steps.size(); ++index) {
-      SCOPED_TRACE("step " + std::to_string(index));
-      ASSERT_NO_THROW(steps[index]->check());
-    }
+    ASSERT_NO_THROW(run_on_end(*rig, steps));
   }
 }
 
@@ -149,13 +158,7 @@ TEST_P(DispatchCombineGpuTest, KernelsFollowEachOtherWithNothingBetween) {
       for (StepRank& rank : steps.back()->ranks())
         rank.tuning.push_bytes = -1;
     }
-    for (const auto& step : steps)
-      step->run();
-    rig->synchronize();
-    for (std::size_t index = 0; index < steps.size(); ++index) {
-      SCOPED_TRACE("step " + std::to_string(index));
-      ASSERT_NO_THROW(steps[index]->check());
-    }
+    ASSERT_NO_THROW(run_on_end(*rig, steps));
   }
 }
 
@@ -182,11 +185,7 @@ TEST_P(DispatchCombineGpuTest, BlocksOfAllSizesFindRoom) {
       rank.tuning.min_push_sms = 1;
     }
   }
-  for (const auto& step : steps)
-    step->run();
-  rig->synchronize();
-  for (const auto& step : steps)
-    ASSERT_NO_THROW(step->check());
+  ASSERT_NO_THROW(run_on_end(*rig, steps));
 }
 
 // Rows of a dispatch lie where the combine before it has let peers' rows land.
@@ -207,11 +206,7 @@ TEST_P(DispatchCombineGpuTest, ADispatchWaitsUntilPushedRowsAreRead) {
       rank.tuning.min_push_sms = 1;
     }
   }
-  for (const auto& step : steps)
-    step->run();
-  rig->synchronize();
-  for (const auto& step : steps)
-    ASSERT_NO_THROW(step->check());
+  ASSERT_NO_THROW(run_on_end(*rig, steps));
 }
 
 // One thread enqueues everything of one rank before anything of the next.
