@@ -17,29 +17,25 @@ template <int Vectors>
 inline constexpr int kLamportBatch = Vectors == 1 ? 4 : 2;
 
 // Pushes the unit's piece of the answers to the token `unit.token` of every peer that sent it here.
+//
+// Everything is loaded side by side before any of it is looked at: rows of tokens that did not
+// come, too, and the tags of both banks, since what says which of them count is as far away.
 template <bool kWide, int Vectors>
 __device__ __forceinline__ void push_answers(const LamportCombineArgs& args,
-                                             const LamportUnit& unit, std::int32_t bank) {
+                                             const LamportUnit& unit, const StepState& state) {
   constexpr int kBatch = kLamportBatch<Vectors>;
   const protocol::CombineParams& params = args.params;
   const protocol::Workspace& workspace = params.workspace;
   const protocol::LamportLayout& layout = workspace.layout.lamport;
   const LamportShape& shape = args.shape;
   const std::int32_t me = workspace.rank;
-  RankMask peers = workspace.header()->active;
-  peers.reset(me);
   for (std::int32_t first = 0; first < layout.num_ranks; first += kBatch) {
-    bool comes[kBatch];
-    std::uint64_t tag[kBatch];
+    std::uint64_t tags[kBatch][protocol::kLamportBanks];
     LaneWords<kWide> held[kBatch][Vectors];
-    // Rows of tokens that did not come are loaded, too: the tag that says so is as far away.
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
       const std::int32_t src = first + b;
-      comes[b] = src < layout.num_ranks && peers.test(src);
-      if (!comes[b]) continue;
-      // The id tags of the dispatch are still there; the user's ids may have been overwritten.
-      tag[b] = load_relaxed(protocol::lamport_tags(workspace, me, bank, src, unit.token));
+      if (src >= layout.num_ranks || src == me) continue;
       const std::byte* row = params.expert_row(src, unit.token);
 #pragma unroll
       for (int v = 0; v < Vectors; ++v) {
@@ -48,11 +44,22 @@ __device__ __forceinline__ void push_answers(const LamportCombineArgs& args,
           held[b][v].load_row(row + at, shape.row_bytes - at, shape.width);
         }
       }
+      // The id tags of the dispatch are still there; the user's ids may have been overwritten.
+#pragma unroll
+      for (int bank = 0; bank < protocol::kLamportBanks; ++bank) {
+        tags[b][bank] = load_relaxed(protocol::lamport_tags(workspace, me, bank, src, unit.token));
+      }
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      if (!comes[b] || protocol::tag_value(tag[b]) == protocol::kNotHere) continue;
-      std::byte* to = workspace.slice(first + b) + layout.combine_row(me, unit.token);
+      const std::int32_t src = first + b;
+      if (src >= layout.num_ranks || src == me) continue;
+      const std::uint64_t tag = lamport_bank(state.epoch) == 0 ? tags[b][0] : tags[b][1];
+      if (protocol::tag_epoch(tag) != state.epoch ||
+          protocol::tag_value(tag) == protocol::kNotHere || state.failed) {
+        continue;
+      }
+      std::byte* to = workspace.slice(src) + layout.combine_row(me, unit.token);
 #pragma unroll
       for (int v = 0; v < Vectors; ++v) {
         const std::uint32_t at = unit.at<kWide>(v);
@@ -201,19 +208,18 @@ template <bool kWide, int Vectors, bool kQuantised>
 __device__ __forceinline__ void combine_rows(const LamportCombineArgs& args) {
   wait_for_producers();
   const StepState state = StepState::load(args.params.workspace.header());
-  if (state.failed) return;  // no barrier follows
-  const std::int32_t bank = lamport_bank(state.epoch);
   const auto stride = static_cast<std::int32_t>(gridDim.x) - 1;
   auto index = static_cast<std::int32_t>(blockIdx.x) - 1;
   LamportUnit unit = LamportUnit::of<kWide>(args.shape, index);
-  push_answers<kWide, Vectors>(args, unit, bank);
+  push_answers<kWide, Vectors>(args, unit, state);
+  if (__any_sync(~0u, state.failed)) return;  // no barrier follows
   for (;;) {
     index += stride;
     const bool more = index < args.shape.num_units;
     LamportUnit next{};
     if (more) {
       next = LamportUnit::of<kWide>(args.shape, index);
-      push_answers<kWide, Vectors>(args, next, bank);
+      push_answers<kWide, Vectors>(args, next, state);
     }
     if (unit.token < args.params.num_tokens &&
         !sum_answers<kWide, Vectors, kQuantised>(args, unit, state.epoch)) {
