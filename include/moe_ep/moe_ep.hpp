@@ -12,6 +12,7 @@
 #include <moe_ep/nvlink.hpp>
 #include <moe_ep/plan.hpp>
 #include <moe_ep/rank_mask.hpp>
+#include <moe_ep/stats.hpp>
 #include <moe_ep/tensor.hpp>
 #include <moe_ep/types.hpp>
 #include <moe_ep/version.hpp>

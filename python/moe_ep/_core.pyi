@@ -379,6 +379,9 @@ class Communication:
     @property
     def lamport_max_tokens(self) -> int | None: ...
 
+    def stats(self) -> tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]:
+        """(steps by transport, dispatch, combine, events)."""
+
     @property
     def workspace_bytes(self) -> int: ...
 
