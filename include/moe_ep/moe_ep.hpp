@@ -8,6 +8,7 @@
 #include <moe_ep/config.hpp>
 #include <moe_ep/error.hpp>
 #include <moe_ep/host.hpp>
+#include <moe_ep/inspect.hpp>
 #include <moe_ep/log.hpp>
 #include <moe_ep/nvlink.hpp>
 #include <moe_ep/plan.hpp>

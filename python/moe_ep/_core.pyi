@@ -448,5 +448,10 @@ class SymmetricWorkspace:
     @property
     def mapped(self) -> bool: ...
 
+def inspect_slice(slice: object) -> dict[str, object]:
+    """
+    What a slice of the host backend says (a buffer); ValueError for bytes that are none.
+    """
+
 def set_log_sink(sink: object | None) -> None:
     """Call `sink(message)` for every warning; None restores standard error."""
