@@ -48,7 +48,8 @@ struct SliceInspection {
 };
 
 /// Reads a slice of the host backend, which may be in use. Takes no lock and writes nothing; words
-/// of a step that goes on meanwhile may be of different moments.
+/// of a step that goes on meanwhile may be of different moments. Meant for another process: a
+/// thread of the same one races with the steps' plain stores, which race detectors report.
 /// @param slice `bytes` readable bytes, 8-byte aligned; nothing in them is trusted
 /// @throws std::invalid_argument these bytes are no armed slice of the host backend
 MOE_EP_API SliceInspection inspect_slice(const std::byte* slice, std::size_t bytes);
