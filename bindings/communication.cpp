@@ -18,6 +18,7 @@
 
 #include <moe_ep/host.hpp>
 #include <moe_ep/nvlink.hpp>
+#include <moe_ep/stats.hpp>
 
 #include "comm.hpp"
 #include "parts.hpp"
@@ -71,6 +72,27 @@ std::string key_of(const MoEEpDispatchResult& result) {
     append(key, extra.tensor);
   }
   return key;
+}
+
+nb::dict to_dict(const PhaseStats& stats) {
+  nb::dict counts;
+#define MOE_EP_ITEM(name) counts[#name] = stats.name;
+  MOE_EP_FOR_EACH_PHASE_COUNTER(MOE_EP_ITEM)
+#undef MOE_EP_ITEM
+  return counts;
+}
+
+nb::tuple to_dicts(const CommunicationStats& stats) {
+  nb::dict steps;
+#define MOE_EP_ITEM(name, text) \
+  steps[text] = stats.steps_by_transport[static_cast<std::size_t>(Transport::k##name)];
+  MOE_EP_FOR_EACH_TRANSPORT(MOE_EP_ITEM)
+#undef MOE_EP_ITEM
+  nb::dict events;
+#define MOE_EP_ITEM(name) events[#name] = stats.name;
+  MOE_EP_FOR_EACH_EVENT_COUNTER(MOE_EP_ITEM)
+#undef MOE_EP_ITEM
+  return nb::make_tuple(steps, to_dict(stats.dispatch), to_dict(stats.combine), events);
 }
 
 class Communication {
@@ -281,6 +303,11 @@ void bind_communication(nb::module_& module) {
                      if (!c.impl().lamport_enabled()) return std::nullopt;
                      return c.impl().lamport_max_tokens();
                    })
+      .def(
+          "stats", [](Communication& c) { return to_dicts(c.impl().stats()); },
+          nb::sig("def stats(self) -> tuple[dict[str, int], dict[str, int], dict[str, int], "
+                  "dict[str, int]]"),
+          "(steps by transport, dispatch, combine, events).")
       .def_prop_ro("workspace_bytes", [](Communication& c) { return c.impl().workspace_bytes(); });
 
   module.def(

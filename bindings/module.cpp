@@ -19,6 +19,7 @@ NB_MODULE(_core, module) {
   moe_ep::bindings::bind_communication(module);
   moe_ep::bindings::bind_a2a(module);
   moe_ep::bindings::bind_workspace(module);
+  moe_ep::bindings::bind_inspect(module);
   module.def(
       "set_log_sink",
       [](nb::object sink) {

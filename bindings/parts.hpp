@@ -12,6 +12,7 @@ void bind_types(nb::module_& module);
 void bind_comm(nb::module_& module);
 void bind_communication(nb::module_& module);
 void bind_a2a(nb::module_& module);
+void bind_inspect(nb::module_& module);
 void bind_workspace(nb::module_& module);
 
 }  // namespace moe_ep::bindings

@@ -1,5 +1,6 @@
-# Install rules and the CMake package. The wheel uses them too, with moe_ep/ as the prefix.
+# Install rules, the CMake package and moe_ep.pc. The wheel uses them too, with moe_ep/ as the prefix.
 include(CMakePackageConfigHelpers)
+include(${CMAKE_CURRENT_LIST_DIR}/pkg_config.cmake)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/moe_ep)
 get_target_property(MOE_EP_LIBRARY_TYPE moe_ep TYPE)
@@ -31,5 +32,22 @@ write_basic_package_version_file(
 install(
   FILES ${PROJECT_BINARY_DIR}/moe_ep-config.cmake ${PROJECT_BINARY_DIR}/moe_ep-config-version.cmake
   DESTINATION ${package_dir}
+  COMPONENT cpp
+)
+
+set(cuda_libdir)
+if(MOE_EP_LINKS_CUDA)
+  set(cuda_libdir ${CUDAToolkit_LIBRARY_DIR})
+endif()
+moe_ep_write_pkg_config(
+  OUTPUT ${PROJECT_BINARY_DIR}/moe_ep.pc
+  TYPE ${MOE_EP_LIBRARY_TYPE}
+  LIBDIR ${CMAKE_INSTALL_LIBDIR}
+  INCLUDEDIR ${CMAKE_INSTALL_INCLUDEDIR}
+  CUDA_LIBDIR "${cuda_libdir}"
+)
+install(
+  FILES ${PROJECT_BINARY_DIR}/moe_ep.pc
+  DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
   COMPONENT cpp
 )

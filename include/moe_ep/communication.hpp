@@ -34,6 +34,7 @@
 #include <moe_ep/error.hpp>
 #include <moe_ep/export.hpp>
 #include <moe_ep/rank_mask.hpp>
+#include <moe_ep/stats.hpp>
 #include <moe_ep/tensor.hpp>
 
 namespace moe_ep {
@@ -139,6 +140,9 @@ class MOE_EP_API MoEEpCommunication {
 
   /// Transport of the last dispatch; nullopt before the first.
   std::optional<Transport> last_transport() const noexcept;
+  /// Counts of this instance's steps and failures. From any thread, at any time; while a step ends
+  /// in another thread, some counts may have it and others not yet.
+  CommunicationStats stats() const noexcept;
   bool lamport_enabled() const noexcept;
   std::int64_t lamport_max_tokens() const noexcept;
 

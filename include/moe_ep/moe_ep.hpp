@@ -8,10 +8,12 @@
 #include <moe_ep/config.hpp>
 #include <moe_ep/error.hpp>
 #include <moe_ep/host.hpp>
+#include <moe_ep/inspect.hpp>
 #include <moe_ep/log.hpp>
 #include <moe_ep/nvlink.hpp>
 #include <moe_ep/plan.hpp>
 #include <moe_ep/rank_mask.hpp>
+#include <moe_ep/stats.hpp>
 #include <moe_ep/tensor.hpp>
 #include <moe_ep/types.hpp>
 #include <moe_ep/version.hpp>

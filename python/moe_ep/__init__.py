@@ -30,6 +30,7 @@ from .registry import (
     create_communication,
     register_communication,
 )
+from .stats import CommunicationStats, PhaseStats
 
 if TYPE_CHECKING:
     from .backends.torch_dist import TorchDistAlltoAll
@@ -50,6 +51,7 @@ __all__ = [
     "CakeAlltoAll",
     "CakeAlltoAllConfig",
     "CommBackend",
+    "CommunicationStats",
     "HostAlltoAll",
     "HostAlltoAllConfig",
     "MoEEpCommParams",
@@ -62,6 +64,7 @@ __all__ = [
     "NVLinkOneSidedConfig",
     "NVLinkTwoSidedAlltoAll",
     "NVLinkTwoSidedConfig",
+    "PhaseStats",
     "QuantFormat",
     "TorchDistAlltoAll",
     "TorchDistConfig",

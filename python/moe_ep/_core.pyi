@@ -379,6 +379,9 @@ class Communication:
     @property
     def lamport_max_tokens(self) -> int | None: ...
 
+    def stats(self) -> tuple[dict[str, int], dict[str, int], dict[str, int], dict[str, int]]:
+        """(steps by transport, dispatch, combine, events)."""
+
     @property
     def workspace_bytes(self) -> int: ...
 
@@ -444,6 +447,11 @@ class SymmetricWorkspace:
 
     @property
     def mapped(self) -> bool: ...
+
+def inspect_slice(slice: object) -> dict[str, object]:
+    """
+    What a slice of the host backend says (a buffer); ValueError for bytes that are none.
+    """
 
 def set_log_sink(sink: object | None) -> None:
     """Call `sink(message)` for every warning; None restores standard error."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal
 
+from ._living import note_instance
+from .stats import CommunicationStats
+
 if TYPE_CHECKING:
     import torch
 
@@ -36,6 +39,7 @@ class MoEEpCommunication(ABC):
     def __init__(self, bootstrap: BootstrapConfig, params: MoEEpCommParams) -> None:
         self.bootstrap = bootstrap
         self.params = params
+        note_instance(self)
 
     @classmethod
     @abstractmethod
@@ -168,6 +172,14 @@ class MoEEpCommunication(ABC):
     def last_transport(self) -> TransportName | None:
         """How the last dispatch travelled; None before the first."""
         return None
+
+    def stats(self) -> CommunicationStats:
+        """Return this instance's counts so far: steps, traffic, failures.
+
+        From any thread, at any time, also after `destroy`. A backend that keeps none returns
+        zeros.
+        """
+        return CommunicationStats()
 
     def check(self) -> None:
         """Raise the error of an earlier step, if there is one, without waiting."""

@@ -94,6 +94,9 @@ void MoEEpCommunication::checkpoint_restore(std::shared_ptr<CommBackend> comm_ba
 std::optional<Transport> MoEEpCommunication::last_transport() const noexcept {
   return state_->last_transport();
 }
+CommunicationStats MoEEpCommunication::stats() const noexcept {
+  return state_->stats();
+}
 bool MoEEpCommunication::lamport_enabled() const noexcept {
   return state_->lamport_max_tokens() > 0;
 }

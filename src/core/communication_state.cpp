@@ -201,7 +201,7 @@ void CommunicationState::release() noexcept {
       end_steps(open || workspace_->failure);
     }
   }
-  round_ = {};
+  drop_round();
   workspace_.reset();
   backend_.reset();
   options_.comm.reset();

@@ -10,6 +10,7 @@
 
 #include "backend/backend.hpp"
 #include "core/agreement.hpp"
+#include "core/counters.hpp"
 #include "core/options.hpp"
 #include "core/step.hpp"
 #include "core/workspace_cache.hpp"
@@ -23,6 +24,7 @@ struct Round {
   std::int32_t tokens_per_rank = 0;
   RankMask active;
   Transport transport = Transport::kFence;
+  Traffic traffic;
 };
 
 class CommunicationState {
@@ -59,6 +61,7 @@ class CommunicationState {
   const Options& options() const { return options_; }
   Device device() const { return device_; }
   std::optional<Transport> last_transport() const { return last_transport_; }
+  CommunicationStats stats() const { return counters_.read(); }
   std::int64_t slice_bytes() const { return slice_bytes_; }
   // Largest T of a Lamport step; 0: no step takes Lamport.
   std::int64_t lamport_max_tokens() const { return lamport_max_tokens_; }
@@ -108,6 +111,8 @@ class CommunicationState {
   RankMask mask_for(const char* operation, const std::optional<RankMask>& mask) const;
   Stream stream_for(std::optional<Stream> stream) const;
   std::uint64_t timeout_ns() const;
+  // Forgets the round, if there is one, without its combine.
+  void drop_round() noexcept;
   // Closes the round, keeps the failure for later calls and throws it.
   [[noreturn]] void fail(const protocol::StepStatus& status);
 
@@ -121,6 +126,7 @@ class CommunicationState {
   std::unique_ptr<Backend> backend_;
   RankMask default_mask_;
   Round round_;
+  Counters counters_;
   PayloadNames payload_names_;  // of the last dispatch
 
   std::mutex call_mutex_;

@@ -59,6 +59,7 @@ void CommunicationState::recover(const std::vector<int>& active_ranks,
   if (failure) own.failure = OwnFailure{false, *failure};
   own.workspace_id = workspace_->memory->id();
   regroup(std::move(own), active_ranks, std::move(comm));
+  counters_.recoveries.add(1);
 }
 
 std::unique_ptr<CommunicationState> CommunicationState::rejoin(
@@ -106,7 +107,7 @@ void CommunicationState::regroup(Announcement own, const std::vector<int>& activ
   gather_outcomes(*comm, op, failure);  // everybody is armed
   workspace_->start_over();
   workspace_->comm = std::move(comm);
-  round_ = {};
+  drop_round();
   default_mask_ = mask;
 }
 

@@ -7,8 +7,20 @@
 #include "core/message.hpp"
 #include "core/step.hpp"
 #include "core/transports.hpp"
+#include "protocol/fp8_wire.hpp"
 
 namespace moe_ep::detail {
+namespace {
+
+// Of all payloads of a token.
+std::int64_t row_bytes(const protocol::DispatchParams& step) {
+  std::int64_t bytes = 0;
+  for (std::int32_t payload = 0; payload < step.num_payloads; ++payload)
+    bytes += step.row_bytes(payload);
+  return bytes;
+}
+
+}  // namespace
 
 SharedWorkspace& CommunicationState::usable(const char* operation) {
   if (workspace_ == nullptr) {
@@ -85,8 +97,14 @@ RankMask CommunicationState::mask_for(const char* operation,
   return *mask;
 }
 
-void CommunicationState::fail(const protocol::StepStatus& status) {
+void CommunicationState::drop_round() noexcept {
+  if (round_.open) counters_.abandoned_rounds.add(1);
   round_ = {};
+}
+
+void CommunicationState::fail(const protocol::StepStatus& status) {
+  drop_round();
+  counters_.add_failure(status.result);
   workspace_->open_round = nullptr;
   const bool in_dispatch = status.phase == Phase::kDispatch;
   workspace_->failure =
@@ -122,8 +140,12 @@ MoEEpDispatchResult CommunicationState::dispatch(const DispatchInputs& given) {
   const protocol::StepStatus status = backend_->dispatch(step, stream);
   if (!status.ok()) fail(status);
   workspace.open_round = this;
-  round_ = {true, step.num_tokens, step.tokens_per_rank, active, transport};
+  drop_round();  // what recover() of another instance has left
+  round_ = {true, step.num_tokens, step.tokens_per_rank, active, transport, {}};
+  if (device_.type == Device::kCpu) round_.traffic = Traffic::of(step.workspace);
   last_transport_ = transport;
+  counters_.steps_by_transport[static_cast<int>(transport)].add(1);
+  counters_.dispatch.add(step.num_tokens, round_.traffic, row_bytes(step));
   return dispatch_result(step, inputs);
 }
 
@@ -168,6 +190,10 @@ void CommunicationState::combine(const TensorView& expert_output, const TensorVi
   const protocol::StepStatus status = backend_->combine(step, to, stream_for(stream));
   if (!status.ok()) fail(status);
   workspace.open_round = nullptr;
+  const bool encoded =
+      options_.use_low_precision_combine && protocol::fp8_wire_pays(hidden, itemsize(dtype));
+  counters_.combine.add(step.num_tokens, round_.traffic.back(),
+                        encoded ? protocol::fp8_wire_row_bytes(hidden) : step.row_bytes);
   round_ = {};
 }
 

@@ -53,14 +53,21 @@ struct SliceHeader {
   std::uint64_t magic;
   Epoch epoch;           // of the last step begun
   std::uint32_t failed;  // devices: not 0 once a step has failed; then steps end at once
-  RankMask active;       // devices: of the last dispatch; its combine reads it
+  RankMask active;       // of the last dispatch; on devices its combine reads it
   // Devices: what the next fence dispatch must await of the last combine: 0 nothing, 1 rows that
   // peers pushed, 2 a Lamport step whose end the peers have not been told.
   std::uint32_t drain;
   std::uint32_t dispatch_arrivals;  // devices: blocks of the running dispatch that have finished
   std::uint32_t combine_arrivals;   // devices: the same of the running combine
   Epoch lamport_stamped[kLamportBanks];  // when all tags of a bank were last stamped
-  std::byte padding[60];
+  // Hosts, for who inspects the slice: whose it is, and where the rest lies (0: not there).
+  std::int32_t rank;
+  std::int32_t num_ranks;
+  std::int32_t max_tokens;
+  std::int64_t lamport_lines;
+  std::int64_t counters;
+  std::int64_t accounts;
+  std::byte padding[24];
 };
 
 // What rank src tells the slice's owner, in line src. The signature is written before the dispatch

@@ -138,6 +138,7 @@ MOE_EP_HD inline void begin_dispatch(const DispatchParams& params,
                                      RowPlacement placement = RowPlacement::kCompact) {
   SliceHeader* header = params.workspace.header();
   header->epoch = next_epoch(header->epoch);
+  header->active = params.active;
   route_tokens(params, placement);
 }
 
@@ -250,6 +251,14 @@ MOE_EP_HD inline void reset_slice(const Workspace& workspace, Epoch epoch) {
   SliceHeader header{};
   header.magic = kSliceMagic;
   header.epoch = epoch;
+  header.rank = workspace.rank;
+  header.num_ranks = workspace.layout.num_ranks;
+  header.max_tokens = workspace.layout.max_tokens;
+  if (workspace.layout.lamport.enabled()) header.lamport_lines = workspace.layout.lamport.lines;
+  if (workspace.layout.counted) {
+    header.counters = workspace.layout.counters;
+    header.accounts = workspace.layout.accounts;
+  }
   *workspace.header() = header;
   for (std::int32_t peer = 0; peer < workspace.layout.num_ranks; ++peer) {
     PeerLine line{};

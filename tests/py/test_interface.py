@@ -65,6 +65,7 @@ EVERY_CLASS = {
     "dispatch": f"{DISPATCH}, extra_payloads=None",
     "combine": "expert_output, *, output=None",
     "get_combine_input_buffer": "dtype",
+    "stats": "",
     "check": "",
     "synchronize": "",
     "destroy": "",

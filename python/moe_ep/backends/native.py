@@ -23,6 +23,7 @@ from ..config import (
 )
 from ..errors import TypeMismatchError
 from ..registry import register_communication
+from ..stats import CommunicationStats, PhaseStats
 from ..workspace_communication import WorkspaceCommunication
 from ._traced import TracedSteps
 
@@ -242,6 +243,12 @@ class _NativeCommunication(WorkspaceCommunication):
     @property
     def last_transport(self) -> TransportName | None:
         return cast('Literal["fence", "lamport", "counted"] | None', self._impl.last_transport)
+
+    def stats(self) -> CommunicationStats:
+        transports, dispatch, combine, events = self._impl.stats()
+        return CommunicationStats(
+            transports, PhaseStats(**dispatch), PhaseStats(**combine), **events
+        )
 
     @property
     def lamport_enabled(self) -> bool:

@@ -25,6 +25,7 @@ from ..errors import (
     TypeMismatchError,
 )
 from ..registry import register_communication
+from ._counts import Counts
 from ._exchange import Exchange
 from ._results import Results, packed_payloads, write
 from ._routing import Routing, block_rows, route, sent_ids
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from ..comm.protocol import CommBackend
     from ..communication import TransportName
     from ..config import BootstrapConfig, MoEEpCommParams, MoEEpDispatchResult
+    from ..stats import CommunicationStats
 
 __all__ = ["TorchDistAlltoAll"]
 
@@ -117,6 +119,7 @@ class TorchDistAlltoAll(MoEEpCommunication):
         # Makes the error anew each time: a kept one would keep its traceback's tensors alive.
         self._pending: Callable[[], MoEEpError] | None = None
         self._destroyed = False
+        self._counts = Counts(bootstrap.rank)
         destroy_at_exit(self)
 
     @classmethod
@@ -182,6 +185,12 @@ class TorchDistAlltoAll(MoEEpCommunication):
         with torch.no_grad(), self._stream(step.device), self._guard("combine"):
             sums = self._combine(this_round, rows)
             self._round = None
+            self._counts.add_combine(
+                step.num_tokens,
+                this_round.received_counts,
+                this_round.sent_counts,
+                self.params.hidden_size * self.params.token_dtype.itemsize,
+            )
             if output is None:
                 return sums.to(self.params.token_dtype)
             return output.copy_(sums)
@@ -211,6 +220,15 @@ class TorchDistAlltoAll(MoEEpCommunication):
                 device=step.device,
             )
         return self._combine_memory[: world_size * step.tokens_per_rank]
+
+    def stats(self) -> CommunicationStats:
+        """See `MoEEpCommunication.stats`; a timeout is one that the process group told of."""
+        return self._counts.read()
+
+    def _drop_round(self) -> None:
+        if self._round is not None:
+            self._counts.add_event("abandoned_rounds")
+        self._round = None
 
     def check(self) -> None:
         """Raise the error of an earlier step, if there is one, without waiting."""
@@ -258,14 +276,15 @@ class TorchDistAlltoAll(MoEEpCommunication):
         # Ranks may have failed in different steps; they go on with the same one.
         self._num_dispatches = max(comm_backend.allgather(self._num_dispatches))
         self._pending = None
-        self._round = None
+        self._drop_round()
+        self._counts.add_event("recoveries")
 
     def destroy(self) -> None:
         """Drop the process group and all memory. Idempotent; waits for nobody."""
         self._destroyed = True
         self._group = None
         self._exchange = Exchange(None, 1)
-        self._round = None
+        self._drop_round()
         self._pending = None
         self._results = Results(1, 1)
         self._combine_inputs.clear()
@@ -296,6 +315,9 @@ class TorchDistAlltoAll(MoEEpCommunication):
             result.eplb_gathered_stats.copy_(self._exchange.gather(step.eplb_local_stats))
         self._round = _Round(step, routing, sent_counts, received_counts, rows)
         self._last_transport = "fence"
+        self._counts.add_dispatch(
+            step.num_tokens, sent_counts, received_counts, packed.shape[1] * packed.itemsize
+        )
         return result
 
     def _combine(self, this_round: _Round, expert_output: torch.Tensor) -> torch.Tensor:
@@ -354,13 +376,17 @@ class TorchDistAlltoAll(MoEEpCommunication):
             yield
         except MoEEpMismatchError as error:
             self._pending = functools.partial(MoEEpMismatchError, str(error))
+            self._counts.add_event("mismatches")
             raise
         except Exception as error:
-            self._round = None
+            self._drop_round()
             self._pending = _failure(phase, error)
-            raise self._pending() from error
+            failure = self._pending()
+            if isinstance(failure, MoEEpTimeoutError):
+                self._counts.add_event("timeouts")
+            raise failure from error
         except BaseException as error:
-            self._round = None
+            self._drop_round()
             self._pending = _failure(phase, error)
             raise
 

@@ -10,6 +10,7 @@ from .bench import bench
 from .cmake_dir import cmake_dir
 from .demo import demo
 from .doctor import doctor
+from .inspect import inspect
 from .plan import plan
 
 __all__ = ["app"]
@@ -20,7 +21,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (demo, doctor, plan, bench):
+for _command in (demo, doctor, plan, bench, inspect):
     app.command()(_command)
 app.command("cmake-dir")(cmake_dir)
 

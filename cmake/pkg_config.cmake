@@ -1,0 +1,35 @@
+# moe_ep_write_pkg_config(OUTPUT file TYPE library-type LIBDIR dir INCLUDEDIR dir [CUDA_LIBDIR dir])
+#
+# LIBDIR and INCLUDEDIR are as in GNUInstallDirs: of any depth below the prefix, or absolute. The
+# prefix is found from where the file lies, so that a tree that was moved still works. Needs
+# PROJECT_VERSION and PROJECT_DESCRIPTION; works in scripts too.
+function(moe_ep_write_pkg_config)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "OUTPUT;TYPE;LIBDIR;INCLUDEDIR;CUDA_LIBDIR" "")
+  foreach(dir IN ITEMS LIBDIR INCLUDEDIR)
+    set(MOE_EP_PC_${dir} "\${prefix}/${arg_${dir}}")
+    if(IS_ABSOLUTE "${arg_${dir}}")
+      set(MOE_EP_PC_${dir} "${arg_${dir}}")
+    endif()
+  endforeach()
+  if(IS_ABSOLUTE "${arg_LIBDIR}")
+    set(MOE_EP_PC_PREFIX "${CMAKE_INSTALL_PREFIX}")
+  else()
+    file(RELATIVE_PATH up "/${arg_LIBDIR}/pkgconfig" "/")
+    string(REGEX REPLACE "/$" "" up "${up}")
+    set(MOE_EP_PC_PREFIX "\${pcfiledir}/${up}")
+  endif()
+
+  # Where an archive is all there is, its libraries are also for who does not ask for --static.
+  set(needs " -pthread -lrt")
+  if(arg_CUDA_LIBDIR)
+    string(APPEND needs " -L${arg_CUDA_LIBDIR} -lcudart_static -ldl")
+  endif()
+  set(MOE_EP_PC_DEFINITIONS "")
+  set(MOE_EP_PC_LIBS "")
+  set(MOE_EP_PC_LIBS_PRIVATE "${needs}")
+  if(arg_TYPE STREQUAL "STATIC_LIBRARY")
+    set(MOE_EP_PC_DEFINITIONS " -DMOE_EP_STATIC")
+    set(MOE_EP_PC_LIBS "${needs}")
+  endif()
+  configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/moe_ep.pc.in ${arg_OUTPUT} @ONLY)
+endfunction()
