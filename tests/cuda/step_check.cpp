@@ -307,7 +307,8 @@ StepShape random_lamport_shape(Random& random, const protocol::WorkspaceLayout& 
   shape.format = protocol::kCombineBf16;
   shape.fp8_wire = false;
   shape.tokens_per_rank = std::min(shape.tokens_per_rank, layout.lamport.max_tokens);
-  while (shape.extra_bytes.size() > 1) shape.extra_bytes.pop_back();  // scales at most
+  while (shape.extra_bytes.size() > 1)
+    shape.extra_bytes.pop_back();  // scales at most
   shape.hidden_bytes = std::min(shape.hidden_bytes, static_cast<int>(layout.lamport.row_stride));
   shape.elements = std::min(shape.elements, static_cast<int>(layout.lamport.combine_stride / 2));
   shape.transport = Transport::kLamport;
