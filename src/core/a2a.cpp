@@ -279,6 +279,7 @@ CombineOutput check_output(const std::string& op, const A2aCombineArgs& args, st
               output.size(1) == width && output.is_contiguous(),
           op, ": output must be a contiguous ", device, " tensor [", args.local_num_tokens, ", ",
           width, "], got ", output);
+  detail::check_alignment(op, "output", output);
   to.stride = width * itemsize(output.dtype);
   if (detail::combine_format(output.dtype) >= 0) {
     require(!args.output_scales, op, ": output_scales belong to a quantised output, got them with ",
@@ -375,6 +376,7 @@ void moe_a2a_sanitize_expert_ids(const TensorView& expert_ids, const TensorView&
               expert_ids.device == workspace.device,
           op, ": expert_ids must be a contiguous ", workspace.device, " int32 [", metainfo.ep_size,
           ", T, top_k], got ", expert_ids);
+  detail::check_alignment(op, "expert_ids", expert_ids);
   require(invalid_expert_id >= std::numeric_limits<std::int32_t>::min() &&
               invalid_expert_id <= std::numeric_limits<std::int32_t>::max(),
           op, ": invalid_expert_id must be an int32, got ", invalid_expert_id);

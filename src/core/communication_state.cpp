@@ -77,7 +77,9 @@ std::unique_ptr<CommunicationState> CommunicationState::create(
   if (!own.failure) own.failure = state->choose_device();
   const WorkspaceKey key{
       comm->identity(), bootstrap.rank,
-      own.failure ? "" : layout_key(make_layout(bootstrap.world_size, params, options))};
+      own.failure ? ""
+                  : concat(state->device_, '/',
+                           layout_key(make_layout(bootstrap.world_size, params, options)))};
   if (!own.failure && options.share_workspace) {
     state->workspace_ = find_workspace(key);
     if (state->workspace_ != nullptr && state->workspace_->memory->mapped() &&

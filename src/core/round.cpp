@@ -169,6 +169,7 @@ void CommunicationState::combine(const TensorView& expert_output, const TensorVi
               output.size(1) == hidden && output.is_contiguous() && output.device == device_,
           op, ": output must be a contiguous ", device_, ' ', dtype_name(dtype), " [",
           round_.num_tokens, ", ", hidden, "], got ", output);
+  check_alignment(op, "output", output);
 
   protocol::CombineParams step;
   step.workspace = workspace.view();

@@ -83,11 +83,21 @@ std::int64_t check_payload(const std::string& operation, const std::string& name
   return row_bytes;
 }
 
+void check_alignment(const std::string& operation, const std::string& name,
+                     const TensorView& tensor) {
+  const auto odd = reinterpret_cast<std::uintptr_t>(tensor.data) %
+                   static_cast<std::uintptr_t>(itemsize(tensor.dtype));
+  require(tensor.device.type == Device::kCpu || odd == 0, operation, ": ", name,
+          " must start at a multiple of its element's size, got ", tensor, " ", odd,
+          " bytes after one");
+}
+
 void check_ids(const std::string& operation, const std::string& name, const TensorView& ids,
                std::int64_t top_k, Device device) {
   require((ids.dtype == kInt32 || ids.dtype == kInt64) && ids.ndim == 2 && ids.size(1) == top_k,
           operation, ": ", name, " must be int32 or int64 [n, ", top_k, "], got ", ids);
   check_payload(operation, name, ids, -1, device);
+  check_alignment(operation, name, ids);
 }
 
 void check_eplb_stats(const std::string& operation, const TensorView& stats,
@@ -98,6 +108,7 @@ void check_eplb_stats(const std::string& operation, const TensorView& stats,
               stats.is_contiguous() && stats.device == device,
           operation, ": eplb_local_stats must be a contiguous ", device, " int32 [", num_experts,
           "], got ", stats);
+  check_alignment(operation, "eplb_local_stats", stats);
 }
 
 void check_mask(const std::string& operation, const RankMask& mask, int rank, int num_ranks) {
@@ -282,6 +293,7 @@ std::int64_t check_expert_output(const std::string& operation, const TensorView&
                tokens_per_rank == 1),
           operation,
           ": expert_output must be contiguous within a row, its rows evenly spaced, got ", rows);
+  check_alignment(operation, "expert_output", rows);
   // With one row a block, the blocks' distance is the rows'.
   const int stride_dim = blocks && tokens_per_rank == 1 ? 0 : row_dim;
   return rows.stride(stride_dim) * itemsize(rows.dtype);

@@ -17,6 +17,11 @@ namespace moe_ep::detail {
 std::int64_t check_payload(const std::string& operation, const std::string& name,
                            const TensorView& tensor, std::int64_t num_tokens, Device device);
 
+// Refuses typed values at an odd address of a GPU, where reading one is a fault that ends the
+// context. Rows that travel as bytes may lie anywhere.
+void check_alignment(const std::string& operation, const std::string& name,
+                     const TensorView& tensor);
+
 // Checks that ids are int32 or int64 [n, top_k].
 void check_ids(const std::string& operation, const std::string& name, const TensorView& ids,
                std::int64_t top_k, Device device);

@@ -50,11 +50,11 @@ struct SharedWorkspace {
   }
 };
 
-// What makes two instances share: group, rank, layout.
+// What makes two instances share: group, rank, device and layout.
 struct WorkspaceKey {
   const void* group = nullptr;
   int rank = 0;
-  std::string layout;
+  std::string layout;  // where, and what
 
   auto operator<=>(const WorkspaceKey&) const = default;
 };

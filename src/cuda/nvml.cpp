@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 
 namespace moe_ep::cuda {
@@ -101,8 +102,12 @@ std::string version_text(int version) {
 }  // namespace
 
 PlatformFacts read_platform() {
-  const Nvml nvml;
   PlatformFacts facts;
+  if (!std::filesystem::exists("/dev/nvidiactl")) {
+    facts.unavailable = "no NVIDIA driver is loaded (there is no /dev/nvidiactl)";
+    return facts;
+  }
+  const Nvml nvml;
   facts.unavailable = nvml.unavailable();
   if (!facts.unavailable.empty()) return facts;
   nvml.driver_version(&facts.cuda_driver_version);

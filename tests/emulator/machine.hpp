@@ -8,15 +8,25 @@
 //
 // **Time** is virtual: a turn takes kTurnNs, and the longer nothing has happened but polls, the
 // faster it passes, so that a timeout of seconds is over soon.
+//
+// **Host threads.** One mutex guards the machine; whoever synchronises holds it while the machine
+// runs on his thread. With Config::host_threads another thread may still enqueue what kernels wait
+// for. So when nothing but polls can run, the synchronising thread gives the mutex away and sleeps
+// until somebody enqueues; meanwhile virtual time may pass kHaste times as fast as real time, no
+// faster. A timeout of a second is over after 250 ms without news, one of a minute after 15 s.
+// Without it runs are deterministic.
 #pragma once
 
 #include <array>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -29,10 +39,14 @@ struct Config {
   int num_devices = 1;
   int num_sms = 8;  // of a device
   std::uint64_t seed = 1;
+  bool host_threads = false;  // see above
 };
 // Starts the machine anew; no stream may exist. The first use of the machine takes num_devices,
 // num_sms and seed from MOE_EP_EMULATOR_DEVICES, _SMS and _SEED.
 void configure(const Config& config);
+
+// Whether the calling host thread has chosen a device.
+bool has_current_context();
 
 // Threads that a multiprocessor holds: what 64 registers each leave room for.
 inline constexpr unsigned kThreadsPerSm = 1024;
@@ -132,12 +146,15 @@ class Machine {
   const Config& config() const { return config_; }
   Device& device(int index) { return devices_[static_cast<std::size_t>(index)]; }
 
-  void attach(Stream* stream) { streams_.push_back(stream); }
+  // Of host threads.
+  void attach(Stream* stream);
   void detach(Stream* stream);
   void enqueue(Stream& stream, Work work);
   // Runs the machine until `stream` is empty.
   void drain(Stream& stream);
-  void drain_all();
+  // Runs it until all has ended that was enqueued on the device before.
+  void drain_device(int index);
+  std::uint64_t host_now();
 
   std::uint64_t now() const { return now_; }
   std::uint64_t draw(std::uint64_t below);
@@ -161,6 +178,12 @@ class Machine {
   void start_block(Device::Waiting& waiting, std::size_t sm);
   void end_block(Block& block);
 
+  // hosts.cpp
+  using Lock = std::unique_lock<std::mutex>;
+  void run_until(Lock& lock, const std::function<bool()>& done);
+  bool is_quiet() const;
+  bool wait_for_news(Lock& lock, const std::function<bool()>& done);
+
   // scheduler.cpp
   void step();
   Warp* pick();
@@ -174,7 +197,8 @@ class Machine {
   std::uint64_t now_ = 0;
   std::uint64_t last_act_ = 0;
   std::uint64_t num_operations_ = 0;
-  bool changed_ = false;  // an operation may be able to start or to end
+  std::uint64_t idle_turns_ = 0;  // since the last act
+  bool changed_ = false;          // an operation may be able to start or to end
 
   std::vector<Device> devices_;
   std::vector<Stream*> streams_;
@@ -186,6 +210,12 @@ class Machine {
 
   Lane* running_ = nullptr;
   Fiber scheduler_;
+
+  std::mutex mutex_;
+  std::condition_variable news_;
+  std::uint64_t num_news_ = 0;  // operations that came while somebody may have waited
+  std::uint64_t quiet_act_ = 0;
+  std::chrono::steady_clock::time_point quiet_since_;  // of the quiet after quiet_act_
 };
 
 // Who a warp is and what its lanes do, for messages.

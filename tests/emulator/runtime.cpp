@@ -13,9 +13,11 @@ namespace {
 using namespace moe_ep::emulator;
 
 constexpr int kRubbish = 0xa7;
+constexpr int kComputeMajor = 9;
 constexpr std::size_t kAlignment = 256;  // of cudaMalloc
 
 thread_local int current_device = 0;
+thread_local bool has_context = false;
 thread_local cudaError_t last_error = cudaSuccess;
 
 cudaError_t answer(cudaError_t error) {
@@ -87,14 +89,23 @@ cudaError_t cudaSetDevice(int device) {
     return answer(cudaErrorInvalidDevice);
   }
   current_device = device;
+  has_context = true;
   return cudaSuccess;
 }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = Machine::get().config().num_sms;
+bool moe_ep::emulator::has_current_context() {
+  return has_context;
+}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrComputeCapabilityMajor ? kComputeMajor
+                                                          : Machine::get().config().num_sms;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  *properties = {Machine::get().config().num_sms, kComputeMajor};
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
-  Machine::get().drain_all();
+  Machine::get().drain_device(current_device);
   return cudaSuccess;
 }
 
@@ -102,12 +113,16 @@ cudaError_t cudaMalloc(void** pointer, std::size_t bytes) {
   return allocate(pointer, bytes);
 }
 cudaError_t cudaFree(void* pointer) {
-  Machine::get().drain_all();
+  Machine::get().drain_device(current_device);
   std::free(pointer);
   return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** pointer, std::size_t bytes, unsigned) {
   return allocate(pointer, bytes);
+}
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) {
+  *device = host;
+  return cudaSuccess;
 }
 cudaError_t cudaFreeHost(void* pointer) {
   return cudaFree(pointer);
@@ -156,6 +171,10 @@ cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
 }
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
   return enqueue(stream, [=] { std::memset(to, value, bytes); });
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  return enqueue(stream, [=] { function(data); });
 }
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {

@@ -45,7 +45,7 @@ void Machine::configure(const Config& config) {
   for (Device& device : devices_) {
     device.free_threads.assign(static_cast<std::size_t>(config.num_sms), kThreadsPerSm);
     device.default_stream.device = &device;
-    attach(&device.default_stream);
+    streams_.push_back(&device.default_stream);
   }
 }
 
@@ -87,6 +87,7 @@ void Machine::sleep(std::uint64_t ns) {
 
 void Machine::act() {
   last_act_ = now_;
+  idle_turns_ = 0;
   running_->warp->acted = true;
 }
 
@@ -156,6 +157,7 @@ Warp* Machine::pick() {
 
 void Machine::step() {
   now_ += kTurnNs;
+  ++idle_turns_;
   // Slowly enough for everybody to have looked many times before a timeout is over.
   if (busy_.empty()) now_ += (now_ - last_act_) / (16 * (kIdleShare + polling_.size()));
   const bool advances = changed_;
@@ -167,18 +169,6 @@ void Machine::step() {
     report_deadlock("nobody can run");
   }
   if (now_ - last_act_ > kForever) report_deadlock("nothing happens but polls");
-}
-
-void Machine::drain(Stream& stream) {
-  if (running_ != nullptr) fault("a kernel synchronises");
-  last_act_ = now_;
-  while (!stream.queue.empty())
-    step();
-}
-
-void Machine::drain_all() {
-  for (Stream* stream : streams_)
-    drain(*stream);
 }
 
 std::string describe(const Warp& warp) {

@@ -6,24 +6,6 @@
 
 namespace moe_ep::emulator {
 
-void Machine::detach(Stream* stream) {
-  drain(*stream);
-  streams_.erase(std::find(streams_.begin(), streams_.end(), stream));
-}
-
-void Machine::enqueue(Stream& stream, Work work) {
-  if (stream.capture != nullptr) {
-    stream.capture->works.push_back(std::move(work));
-    return;
-  }
-  auto operation = std::make_unique<Operation>();
-  operation->work = std::move(work);
-  operation->number = ++num_operations_;
-  operation->slow = draw(4) == 0;
-  stream.queue.push_back(std::move(operation));
-  changed_ = true;
-}
-
 // Programmatic dependent launch: a kernel that asks for it may start when every block of its
 // predecessor has let it go. Whoever has not ended holds back all others.
 bool Machine::may_start(const Stream& stream, std::size_t index) const {
@@ -59,6 +41,7 @@ void Machine::advance() {
 
 void Machine::start(Stream& stream, Operation& operation) {
   last_act_ = now_;
+  idle_turns_ = 0;
   operation.started = true;
   if (operation.work.blocks == 0) {
     operation.work.run();
@@ -89,6 +72,7 @@ bool Machine::place_block(Device& device) {
 void Machine::end_block(Block& block) {
   Operation& kernel = *block.kernel;
   last_act_ = now_;
+  idle_turns_ = 0;
   changed_ = true;
   let_dependents_go(block);
   if (++kernel.blocks_ended == kernel.work.blocks) kernel.ended = true;

@@ -1,63 +1,74 @@
-// Symmetric memory of ranks on several emulated GPUs: heap memory that all ranks of the process
-// see. Virtual memory management is not emulated, nor what a workspace can do after its
-// construction.
+// Symmetric memory of ranks on emulated GPUs: the host's, which GPUs see as well. So it is zeroed,
+// has guard pages, and is gone once unmapped, which a kernel that still uses it would notice.
 #include <moe_ep/workspace.hpp>
 
 #include <cuda_runtime_api.h>
 
-#include <cstring>
-#include <string_view>
+#include <algorithm>
+#include <string>
 
-#include <moe_ep/error.hpp>
+#include "comm/agree.hpp"
 
 namespace moe_ep {
 namespace {
 
-constexpr std::size_t kPage = 4096;
-
 class EmulatedWorkspace final : public SymmetricWorkspace {
  public:
-  EmulatedWorkspace(CommBackend& comm, std::size_t bytes, int device, int num_ranks)
-      : owner_(comm.get_rank() == 0) {
+  EmulatedWorkspace(CommBackend& comm, std::size_t bytes, int device, int num_ranks,
+                    const std::vector<int>& members)
+      : memory_(SymmetricWorkspace::create_host(comm, bytes, num_ranks, members)) {
     device_ = {Device::kCuda, device};
-    rank_ = comm.get_rank();
+    rank_ = memory_->rank();
     num_ranks_ = num_ranks;
     bytes_ = bytes;
-    slice_stride_ = (bytes + kPage - 1) / kPage * kPage;
-    void* memory = nullptr;
-    if (owner_) cudaMalloc(&memory, slice_stride_ * static_cast<std::size_t>(num_ranks));
-    char text[sizeof memory];
-    std::memcpy(text, &memory, sizeof memory);
-    const std::string agreed = comm.bcast(std::string_view(text, sizeof text), 0);
-    std::memcpy(&base_, agreed.data(), sizeof base_);
-    if (base_ == nullptr) throw MoEEpError("SymmetricWorkspace: no memory");
-    if (owner_) std::memset(base_, 0, slice_stride_ * static_cast<std::size_t>(num_ranks));
-    comm.barrier();
-    mapped_ = true;
+    slice_stride_ = memory_->slice_stride();
+    follow(comm);
   }
-  ~EmulatedWorkspace() override {
-    if (owner_) cudaFree(base_);
+
+  void checkpoint_prepare(CommBackend& comm) override {
+    if (!mapped_) return;
+    detail::gather_outcomes(comm, "device memory",
+                            detail::failure_of([&] { cudaDeviceSynchronize(); }));
+    memory_->checkpoint_prepare(comm);
+    follow(comm);
   }
-  void checkpoint_prepare(CommBackend&) override { refuse(); }
-  void checkpoint_restore(CommBackend&) override { refuse(); }
-  void discard() noexcept override {}
-  void remap(CommBackend&, const std::vector<int>&) override { refuse(); }
+  void checkpoint_restore(CommBackend& comm) override {
+    if (mapped_) return;
+    memory_->checkpoint_restore(comm);
+    follow(comm);
+  }
+  void discard() noexcept override {
+    memory_->discard();
+    mapped_ = memory_->mapped();
+  }
+  void remap(CommBackend& comm, const std::vector<int>& members) override {
+    memory_->remap(comm, members);
+    follow(comm);
+  }
 
  private:
-  [[noreturn]] static void refuse() { throw MoEEpError("not emulated"); }
+  // What may have changed. Collective.
+  void follow(CommBackend& comm) {
+    base_ = memory_->base();
+    mapped_ = memory_->mapped();
+    id_ = memory_->id();
+    const auto devices =
+        detail::gather_outcomes(comm, "device memory", std::nullopt, std::to_string(device_.index));
+    ranks_on_device_ =
+        static_cast<int>(std::count(devices.begin(), devices.end(), std::to_string(device_.index)));
+  }
 
-  bool owner_;
+  const std::shared_ptr<SymmetricWorkspace> memory_;
 };
 
 }  // namespace
 
-SymmetricWorkspace::~SymmetricWorkspace() = default;
-
 std::shared_ptr<SymmetricWorkspace> SymmetricWorkspace::create_cuda(CommBackend& comm,
                                                                     std::size_t bytes, int device,
                                                                     int num_ranks,
-                                                                    const std::vector<int>&, bool) {
-  return std::make_shared<EmulatedWorkspace>(comm, bytes, device, num_ranks);
+                                                                    const std::vector<int>& members,
+                                                                    bool) {
+  return std::make_shared<EmulatedWorkspace>(comm, bytes, device, num_ranks, members);
 }
 
 }  // namespace moe_ep

@@ -35,14 +35,64 @@ TEST_P(BackendSuite, UnalignedSourcesAreExact) {
     options.width = 31;
     options.weights = false;
     options.offset = offset;
-    GroupStep step = random_step(2, 2, 4, 2, 33, 4);
-    StepOptions aligned_answers = options;
-    run_instances(2, params_for(step), {}, [&](MoEEpCommunication& comm, int) {
-      StepRunner runner(backend(), comm, step, aligned_answers);
-      runner.dispatch();
-      runner.combine();
-    });
+    run_steps({random_step(2, 2, 4, 2, 33, 4)}, options);
   }
+}
+
+// Numbers at odd addresses: hosts take them; on a GPU reading one is a fault that ends the context,
+// so they are refused while nothing has happened.
+TEST_P(BackendSuite, NumbersAtOddAddressesAreExactOrRefused) {
+  const GroupStep step = random_step(10, 2, 4, 2, 8, 4);
+  SuiteConfig config;
+  config.eplb_stats_num_experts = 4;
+  run_instances(2, params_for(step), config, [&](MoEEpCommunication& comm, int) {
+    const bool host = backend().device().type == Device::kCpu;
+    const std::int64_t rows = 2 * step.tokens_per_rank;
+    const Tensor hidden(backend(), kBFloat16, 4, 8);
+    const Tensor ids(backend(), kInt32, 4, 2);
+    const auto moved = [](TensorView view, std::int64_t bytes) {
+      view.data = static_cast<std::byte*>(view.data) + bytes;
+      view.shape[0] -= 1;
+      return view;
+    };
+    const auto is_taken = [&](const std::string& name, auto&& call) {
+      try {
+        call();
+      } catch (const std::invalid_argument& error) {
+        EXPECT_THAT(error.what(), HasSubstr(name + " must start at a multiple"));
+        return false;
+      }
+      return true;
+    };
+    Tensor zero_ids = ids;
+    zero_ids.fill(std::byte{0});
+    Tensor stats(backend(), kInt32, 2, 4);
+    TensorView odd_stats(static_cast<std::byte*>(stats.view().data) + 2, kInt32, {4},
+                         backend().device());
+    const Tensor answers(backend(), kBFloat16, rows + 1, 8);
+    const Tensor output(backend(), kBFloat16, 4, 8);
+    for (const bool with_stats : {false, true}) {
+      DispatchInputs inputs{.hidden_states = moved(hidden.view(), 3),
+                            .topk_ids = moved(ids.view(), with_stats ? 0 : 2)};
+      if (with_stats) inputs.eplb_local_stats = odd_stats;
+      EXPECT_EQ(
+          is_taken(with_stats ? "eplb_local_stats" : "topk_ids", [&] { comm.dispatch(inputs); }),
+          host);
+      if (!host) {
+        inputs.topk_ids = moved(ids.view(), 0);
+        inputs.eplb_local_stats.reset();
+        comm.dispatch(inputs);
+      }
+      EXPECT_EQ(is_taken(with_stats ? "expert_output" : "output",
+                         [&] {
+                           comm.combine(moved(answers.view(), with_stats ? 1 : 0),
+                                        moved(output.view(), with_stats ? 0 : 1));
+                         }),
+                host);
+      if (!host) comm.combine(moved(answers.view(), 0), moved(output.view(), 0));
+    }
+    run_step(backend(), comm, step);
+  });
 }
 
 // FR-028, FR-052.

@@ -25,7 +25,7 @@ std::uint64_t hash_of(const std::vector<std::vector<std::byte>>& rows) {
 // backend, so these are, too.
 TEST_P(BackendSuite, RandomStepsHaveTheReferencesBits) {
   constexpr std::uint64_t kGroups = 5;
-  constexpr std::uint64_t kSteps = 200;
+  const std::uint64_t num_steps = backend().rounds(200);
   constexpr std::int64_t kCapacity = 10;
   const DType dtypes[] = {kBFloat16, kFloat16, kFloat32};
   for (std::uint64_t group = 0; group < kGroups; ++group) {
@@ -40,7 +40,7 @@ TEST_P(BackendSuite, RandomStepsHaveTheReferencesBits) {
     SuiteConfig config;
     config.enable_rank_mask = true;
     run_instances(num_ranks, params_for(largest), config, [&](MoEEpCommunication& comm, int rank) {
-      for (std::uint64_t seed = 0; active.test(rank) && seed < kSteps; ++seed) {
+      for (std::uint64_t seed = 0; active.test(rank) && seed < num_steps; ++seed) {
         const auto draw = mix(group, 4, seed);
         GroupStep step =
             random_step(1000 * group + seed, num_ranks, largest.num_experts, top_k, hidden,
@@ -194,9 +194,10 @@ TEST_P(BackendSuite, BitsDoNotDependOnTheRunOrOnT) {
                 }()),
                 {}, [&](MoEEpCommunication& comm, int) {
                   std::optional<std::uint64_t> first;
-                  for (int round = 0; round < 40; ++round) {
+                  const auto rounds = static_cast<int>(backend().rounds(40));
+                  for (int round = 0; round < rounds; ++round) {
                     GroupStep step = small;
-                    step.tokens_per_rank = 3 + round % 62;
+                    step.tokens_per_rank = 3 + round * 40 / rounds;
                     StepRunner runner(backend(), comm, step);
                     runner.dispatch();
                     runner.combine();

@@ -50,7 +50,7 @@ TEST_P(BackendSuite, StatisticsAreGatheredUnchanged) {
   SuiteConfig config;
   config.eplb_stats_num_experts = kExperts;
   run_instances(3, params_for(step), config, [&](MoEEpCommunication& comm, int) {
-    for (std::uint64_t seed = 0; seed < 30; ++seed) {
+    for (std::uint64_t seed = 0; seed < backend().rounds(30); ++seed) {
       run_with_stats(backend(), comm, seed, RankMask::first(3));
       run_step(backend(), comm, step);  // without any
     }

@@ -18,7 +18,7 @@ TEST_P(BackendSuite, SubgroupsOfAnyMembersAndOrderWork) {
         const auto group = world->split(color, reversed ? -rank : rank);
         check(group->get_size() == 2, "a group of another size");
         const auto comm = make(group->get_rank(), group, params_for(shape));
-        for (std::uint64_t round = 0; round < 100; ++round) {
+        for (std::uint64_t round = 0; round < backend().rounds(100); ++round) {
           run_step(backend(), *comm,
                    random_step(1000 * static_cast<std::uint64_t>(color) + round, 2, 4, 2, 16, 4));
         }
@@ -36,7 +36,7 @@ TEST_P(BackendSuite, GroupsOfEqualSizesNeverShareAWorkspace) {
     const auto a = make(pairs->get_rank(), pairs, params_for(shape));
     const auto b = make(stripes->get_rank(), stripes, params_for(shape));
     check(a->slice() != b->slice(), "different groups share a workspace");
-    for (std::uint64_t round = 0; round < 30; ++round) {
+    for (std::uint64_t round = 0; round < backend().rounds(30); ++round) {
       const auto seed = [&](int group) { return 100 * static_cast<std::uint64_t>(group) + round; };
       const GroupStep step_a = random_step(seed(1 + rank / 2), 2, 4, 2, 16, 4);
       const GroupStep step_b = random_step(seed(11 + rank % 2), 2, 4, 2, 16, 4);
@@ -59,7 +59,7 @@ TEST_P(BackendSuite, IndependentGroupsInterleaveTheirSteps) {
     const auto second = world->split(0, rank);
     const auto a = make(rank, first, params_for(shape));
     const auto b = make(rank, second, params_for(shape));
-    for (std::uint64_t round = 0; round < 50; ++round) {
+    for (std::uint64_t round = 0; round < backend().rounds(50); ++round) {
       const GroupStep step_a = random_step(2 * round, 3, 6, 2, 16, 4);
       const GroupStep step_b = random_step(2 * round + 1, 3, 6, 2, 16, 4);
       StepRunner runner_a(backend(), *a, step_a);

@@ -32,7 +32,7 @@ TEST_P(BackendSuite, FiftyInstancesLeaveNothingBehind) {
     const Resources before = resources_at_rest(*group, in_threads());
     group->barrier();
     const std::size_t space = virtual_bytes();
-    for (int round = 0; round < 50; ++round) {
+    for (std::uint64_t round = 0; round < backend().rounds(50); ++round) {
       const auto comm = make(rank, group, params_for(step));
       if (round % 10 == 0) run_step(backend(), *comm, step);
       if (round % 3 == 0) comm->destroy();
@@ -71,7 +71,7 @@ TEST_P(BackendSuite, FailedStepsLeaveNothingBehind) {
       const auto comm = make(rank, group, params_for(step));
       StepOptions options;
       options.weights = rank == 0;
-      EXPECT_THROW(StepRunner(backend(), *comm, step, options).send(), MoEEpMismatchError);
+      EXPECT_THROW(StepRunner(backend(), *comm, step, options).attempt(), MoEEpMismatchError);
     };
     fail_once();
     const Resources before = resources_at_rest(*group, in_threads());
@@ -154,11 +154,11 @@ TEST_P(BackendSuite, WrongNestingIsRefused) {
 // FR-135: a rank goes as soon as it is done, while peers still read its rows.
 TEST_P(BackendSuite, RanksMayDestroyWhilePeersAreStillInTheirLastCombine) {
   const GroupStep step = random_step(6, 4, 8, 4, 200, 20);
-  for (int round = 0; round < 20; ++round) {
+  for (std::uint64_t round = 0; round < backend().rounds(20); ++round) {
     run_instances(4, params_for(step), {}, [&](MoEEpCommunication& comm, int rank) {
       StepRunner runner(backend(), comm, step);
       runner.dispatch();
-      for (int i = 0; rank == round % 4 && i < 50; ++i)
+      for (int i = 0; rank == static_cast<int>(round % 4) && i < 50; ++i)
         ::sched_yield();
       runner.combine();
       comm.destroy();
@@ -186,7 +186,7 @@ TEST_P(BackendSuite, AbandonedRoundsLeaveASharedWorkspaceUsable) {
     const GroupStep step = random_step(8, num_ranks, 4 * num_ranks, 3, 24, 8);
     run(num_ranks, [&](int rank, const std::shared_ptr<CommBackend>& group) {
       const auto stays = make(rank, group, params_for(step));
-      for (std::uint64_t round = 0; round < 40; ++round) {
+      for (std::uint64_t round = 0; round < backend().rounds(40); ++round) {
         const auto goes = make(rank, group, params_for(step));
         check(stays->slice() == goes->slice(), "equal layouts do not share a workspace");
         StepRunner abandoned(backend(), *goes, step);

@@ -27,7 +27,7 @@ TEST_P(BackendSuite, StepsGoOnWithoutAMaskedRank) {
   run_instances(4, params_for(usual), masked_config(), [&](MoEEpCommunication& comm, int rank) {
     run_step(backend(), comm, usual);
     if (rank == 3) return;
-    for (std::uint64_t seed = 2; seed < 102; ++seed) {
+    for (std::uint64_t seed = 2; seed < 2 + backend().rounds(100); ++seed) {
       GroupStep step = random_step(seed, 4, 8, 4, 16, 5);
       step.active = mask_of({0, 1, 2});
       StepOptions options;

@@ -59,7 +59,7 @@ TEST_P(BackendSuite, RoundsAtRandomSpeedsAreExact) {
     config.extra_payload_bytes_per_token = 16;
     const GroupStep largest = random_step(1, num_ranks, 2 * num_ranks, 3, 20, 8);
     run_instances(num_ranks, params_for(largest), config, [&](MoEEpCommunication& comm, int rank) {
-      run_at_random_speeds(backend(), comm, rank, num_ranks, 77, 300);
+      run_at_random_speeds(backend(), comm, rank, num_ranks, 77, backend().rounds(300));
     });
   }
 }
@@ -80,7 +80,9 @@ TEST_P(BackendSuite, FirstStepWaitsForLateStarters) {
 TEST_P(BackendSuite, StepSizesAroundPowersOfTwoAreExact) {
   for (const int num_ranks : {2, 3, 8}) {
     std::vector<GroupStep> steps;
+    const bool all = backend().rounds(13) == 13;
     for (const std::int64_t tokens_per_rank : {1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, 127}) {
+      if (!all && num_ranks > 3 && tokens_per_rank % 32 != 1) continue;
       steps.push_back(random_step(steps.size(), num_ranks, 2 * num_ranks, 2, 4, tokens_per_rank));
     }
     run_steps(steps);
@@ -96,7 +98,7 @@ TEST_P(BackendSuite, SharingInstancesTakeTurnsAtRandomSpeeds) {
     const auto a = make(rank, group, params_for(largest), config);
     const auto b = make(rank, group, params_for(largest), config);
     check(a->slice() == b->slice(), "equal layouts do not share a workspace");
-    for (std::uint64_t turn = 0; turn < 20; ++turn) {
+    for (std::uint64_t turn = 0; turn < backend().rounds(20); ++turn) {
       run_at_random_speeds(backend(), turn % 2 == 0 ? *a : *b, rank, 3, 1000 + turn, 4);
     }
   });

@@ -96,7 +96,7 @@ TEST_P(BackendSuite, DifferentTokensPerRankAreAMismatchOnEveryRank) {
     random_ids(mine);
     mine.tokens_per_rank = rank == 1 ? 8 : 4;
     try {
-      StepRunner(backend(), comm, mine).send();
+      StepRunner(backend(), comm, mine).attempt();
       ADD_FAILURE() << "rank " << rank << " noticed nothing";
     } catch (const MoEEpMismatchError& error) {
       const std::string want = rank == 1 ? "got 4 on rank 0 and 8 on rank 1"
@@ -143,7 +143,7 @@ TEST_P(BackendSuite, DifferentWidthsAndPartsAreAMismatchOnEveryRank) {
     if (c.may_time_out) config.timeout_sec = 2;
     run_instances(2, params, config, [&](MoEEpCommunication& comm, int rank) {
       try {
-        StepRunner(backend(), comm, step, rank == 0 ? c.usual : c.other).send();
+        StepRunner(backend(), comm, step, rank == 0 ? c.usual : c.other).attempt();
         ADD_FAILURE() << "rank " << rank << " noticed nothing: " << c.text;
       } catch (const MoEEpMismatchError& error) {
         EXPECT_THAT(error.what(), HasSubstr(c.text));

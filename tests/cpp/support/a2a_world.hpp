@@ -115,7 +115,7 @@ class A2aStep {
   void dispatch() {
     result = moe_a2a_dispatch(args);
     moe_a2a_sanitize_expert_ids(result.output_payloads[1], args.workspace, args.metainfo, rank_,
-                                step_.invalid_expert_id, args.backend);
+                                step_.invalid_expert_id, args.backend, args.stream);
   }
 
   // Everything that arrived, and the sanitised ids of all rows.

@@ -133,6 +133,11 @@ void StepRunner::send() {
   received_ = comm_.dispatch(inputs);
 }
 
+void StepRunner::settle() const {
+  backend_.wait();
+  comm_.check();
+}
+
 std::vector<std::int64_t> StepRunner::placed(int src) const {
   std::vector<std::int64_t> rows(static_cast<std::size_t>(step_.tokens_per_rank), -1);
   const bool by_token = comm_.last_transport() == Transport::kLamport;
@@ -229,7 +234,8 @@ void StepRunner::combine() {
     fail("combine input buffer came as " + describe(answers));
   }
   if (!options_.in_place) {
-    external.emplace(backend_, step_.dtype, rows, step_.hidden, options_.row_gap, options_.offset);
+    external.emplace(backend_, step_.dtype, rows, step_.hidden, options_.row_gap,
+                     options_.offset - options_.offset % itemsize(step_.dtype));
     answers = external->view();
   }
   const std::int64_t row_bytes = step_.hidden * itemsize(step_.dtype);
@@ -250,6 +256,7 @@ void StepRunner::combine() {
   output.fill(std::byte{0x5a});
   comm_.combine(answers, output.view(),
                 options_.pass_mask ? std::optional(step_.active) : std::nullopt);
+  settle();
   results_.clear();
   for (std::int64_t token = 0; token < num_tokens; ++token) {
     results_.push_back(output.row(token));

@@ -3,6 +3,7 @@
 // It sees a backend through SuiteBackend only, so that CPUs and GPUs run the same tests.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -40,6 +41,17 @@ class SuiteBackend {
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) const = 0;
   virtual void upload(std::byte* to, const std::byte* from, std::size_t bytes) const = 0;
   virtual void download(std::byte* to, const std::byte* from, std::size_t bytes) const = 0;
+
+  // Waits for what the calling thread's rank has enqueued, well ended or not.
+  virtual void wait() const {}
+  // The clock by which steps time out.
+  virtual std::chrono::nanoseconds now() const {
+    return std::chrono::steady_clock::now().time_since_epoch();
+  }
+  // How many of a test's `usual` rounds are worth their time; fewer where steps are slow.
+  virtual std::uint64_t rounds(std::uint64_t usual) const { return usual; }
+  // The largest group that a test may ask for.
+  virtual int max_ranks() const { return kind() == RankKind::kThreads ? 64 : 33; }
 };
 
 // Rows on the device. They lie `row_gap` elements apart and start `offset` bytes after an aligned
@@ -75,7 +87,7 @@ struct StepOptions {
   // Experts write into get_combine_input_buffer().
   bool in_place = false;
   std::int64_t row_gap = 0;  // elements between rows of what is sent and answered
-  std::int64_t offset = 0;   // bytes from an aligned address
+  std::int64_t offset = 0;   // bytes of what is sent from an aligned address
   DType hidden_dtype = kBFloat16;
   std::optional<std::int64_t> width = std::nullopt;  // of hidden_states; H if not given
   std::optional<DType> scale_dtype = std::nullopt;
@@ -96,11 +108,17 @@ class StepRunner {
   StepRunner(const SuiteBackend& backend, MoEEpCommunication& comm, const GroupStep& step,
              const StepOptions& options = {});
 
-  // Sends without looking at the result.
+  // Sends without looking at the result; devices may still be at it.
   void send();
+  // Waits for this rank's part of the step and throws what the step ended with.
+  void settle() const;
+  void attempt() {
+    send();
+    settle();
+  }
   void check_received() const;
   void dispatch() {
-    send();
+    attempt();
     check_received();
   }
   // Fills rows without a token with NaNs first.
