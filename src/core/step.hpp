@@ -17,8 +17,8 @@ namespace moe_ep::detail {
 std::int64_t check_payload(const std::string& operation, const std::string& name,
                            const TensorView& tensor, std::int64_t num_tokens, Device device);
 
-// Refuses typed values at an odd address of a GPU, where reading one is a fault that ends the
-// context. Rows that travel as bytes may lie anywhere.
+// Refuses ids and statistics at an odd address, and on a GPU, where reading one is a fault that
+// ends the context, any typed values. Rows that travel as bytes may lie anywhere.
 void check_alignment(const std::string& operation, const std::string& name,
                      const TensorView& tensor);
 
