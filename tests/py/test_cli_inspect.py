@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from moe_ep.cli.app import app
-from moe_ep.inspection import inspect_processes
+from moe_ep.inspection import inspect_processes, processes
 
 # argv: socket, JSON of config options, where rank 1 stops itself. Forks the ranks, as importing
 # torch is what takes time, and prints their process ids.
@@ -178,3 +179,14 @@ def test_processes_that_are_not_there_or_not_ours(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(PermissionError, match=r"must be of this user \(12345\)"):
         inspect_processes([os.getpid()])
+
+
+def test_a_memory_map_that_may_not_be_read_is_said(monkeypatch):
+    """A process of this user may still refuse to be looked at."""
+
+    def refuse(_path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(PermissionError, match="memory map of process 7 must be readable"):
+        processes.views(7)

@@ -101,6 +101,10 @@ def _mappings(pid: int) -> list[tuple[int, int, FileId]]:
         lines = (_PROC / str(pid) / "maps").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return []
+    except PermissionError as error:
+        raise PermissionError(
+            f"inspect: the memory map of process {pid} must be readable, got: {error.strerror}"
+        ) from error
     found: list[tuple[int, int, FileId]] = []
     for line in lines:
         match = _MAPPING.fullmatch(line)
