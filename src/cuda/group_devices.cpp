@@ -23,6 +23,13 @@ std::string uuid_text(const cudaUUID_t& uuid) {
   return text;
 }
 
+// Memory that is there decides: to ask the driver again takes some, and there may be none left.
+std::string why_no_fabric(const DeviceFacts& facts) {
+  if (facts.fixed_kind < 0) return facts.why_no_fabric;
+  const bool has_them = static_cast<HandleKind>(facts.fixed_kind) == HandleKind::kFabric;
+  return has_them ? "" : "its memory was made without them";
+}
+
 }  // namespace
 
 std::string DeviceFacts::encode() const {
@@ -70,15 +77,11 @@ DeviceFacts read_device(int device, std::size_t bytes) {
 }
 
 HandleKind choose_kind(const std::vector<DeviceFacts>& all) {
-  for (const DeviceFacts& facts : all) {
-    if (facts.fixed_kind >= 0) return static_cast<HandleKind>(facts.fixed_kind);
-  }
   std::string reason;
   bool one_host = true;
   for (std::size_t rank = 0; rank < all.size(); ++rank) {
-    if (reason.empty() && !all[rank].why_no_fabric.empty()) {
-      reason = "rank " + std::to_string(rank) + ": " + all[rank].why_no_fabric;
-    }
+    const std::string why = why_no_fabric(all[rank]);
+    if (reason.empty() && !why.empty()) reason = "rank " + std::to_string(rank) + ": " + why;
     one_host = one_host && all[rank].host == all[0].host;
   }
   if (reason.empty()) return HandleKind::kFabric;

@@ -16,7 +16,7 @@ struct DeviceFacts {
   std::string why_no_fabric;  // empty: fabric handles work
   std::uint64_t bytes = 0;    // of a slice
   std::uint64_t granularity = 0;
-  std::int32_t fixed_kind = -1;  // HandleKind of memory that is there already
+  std::int32_t fixed_kind = -1;  // HandleKind that memory which is there already was made for
   std::uint64_t id = 0;          // a random number
 
   std::string encode() const;

@@ -6,9 +6,10 @@
 namespace moe_ep::cuda {
 namespace {
 
-CUmemAllocationHandleType handle_type(HandleKind kind) {
-  return kind == HandleKind::kFabric ? CU_MEM_HANDLE_TYPE_FABRIC
-                                     : CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+CUmemAllocationHandleType handle_types(HandleKind kind) {
+  constexpr int kFd = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  constexpr int kBoth = kFd | CU_MEM_HANDLE_TYPE_FABRIC;
+  return static_cast<CUmemAllocationHandleType>(kind == HandleKind::kFabric ? kBoth : kFd);
 }
 
 }  // namespace
@@ -16,7 +17,7 @@ CUmemAllocationHandleType handle_type(HandleKind kind) {
 CUmemAllocationProp allocation_properties(int device, HandleKind kind) {
   CUmemAllocationProp properties{};
   properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-  properties.requestedHandleTypes = handle_type(kind);
+  properties.requestedHandleTypes = handle_types(kind);
   properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   properties.location.id = device;
   return properties;

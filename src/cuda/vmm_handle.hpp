@@ -10,7 +10,8 @@
 
 namespace moe_ep::cuda {
 
-// How a slice's memory is named to other ranks. The same for all slices of a workspace.
+// How a slice's memory is named to other ranks: the same way for all slices of a workspace. Memory
+// made for fabric handles can also be named by descriptors, as ranks that come later may need it.
 enum class HandleKind : std::int32_t {
   kFd = 0,      // a descriptor: ranks of one host
   kFabric = 1,  // 64 bytes: ranks of one NVLink domain, hosts that the fabric's manager knows

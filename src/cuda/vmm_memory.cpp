@@ -46,6 +46,7 @@ class CudaWorkspace final : public SymmetricWorkspace {
     rank_ = members[static_cast<std::size_t>(position)];
     bytes_ = bytes;
     const auto group = announce(comm);
+    const HandleKind kind = choose_kind(group);
     const auto failure = failure_of([&] {
       const DeviceGuard guard(ordinal_);
       const std::size_t granularity = granularity_of(group);
@@ -53,10 +54,10 @@ class CudaWorkspace final : public SymmetricWorkspace {
           (std::max<std::size_t>(bytes_, 1) + granularity - 1) / granularity * granularity;
       range_.emplace(num_ranks_, slice_stride_, granularity, ordinal_);
       base_ = range_->base();
-      take_memory(choose_kind(group));
+      take_memory(kind);
     });
     gather_outcomes(comm, kOperation, failure);
-    map_peers(comm, members);
+    map_peers(comm, members, kind);
     id_ = group.front().id;
     mapped_ = true;
   }
@@ -80,27 +81,16 @@ class CudaWorkspace final : public SymmetricWorkspace {
 
   void checkpoint_restore(CommBackend& comm) override {
     if (mapped_) return;
-    const auto group = announce(comm);
-    gather_outcomes(comm, kOperation, failure_of([&] {
-                      const DeviceGuard guard(ordinal_);
-                      require_stride(group);
-                      take_memory(choose_kind(group));
-                    }));
-    std::vector<int> everybody;
-    for (int rank = 0; rank < num_ranks_; ++rank)
-      everybody.push_back(rank);
-    map_peers(comm, everybody);
-    id_ = group.front().id;
+    try {
+      take_new_memory(comm);
+    } catch (...) {
+      release();  // a slice that is mapped already would fail every further attempt
+      throw;
+    }
     mapped_ = true;
   }
 
-  void discard() noexcept override {
-    try {
-      release();
-    } catch (const std::exception&) {
-      mapped_ = false;  // the next restore maps over what is left
-    }
-  }
+  void discard() noexcept override { release(); }
 
   void remap(CommBackend& comm, const std::vector<int>& members) override {
     const auto group = announce(comm);
@@ -112,11 +102,26 @@ class CudaWorkspace final : public SymmetricWorkspace {
                         if (rank != rank_) range_->unmap(rank);
                       }
                     }));
-    map_peers(comm, members);
+    map_peers(comm, members, choose_kind(group));
     id_ = group.front().id;
   }
 
  private:
+  void take_new_memory(CommBackend& comm) {
+    const auto group = announce(comm);
+    const HandleKind kind = choose_kind(group);
+    gather_outcomes(comm, kOperation, failure_of([&] {
+                      const DeviceGuard guard(ordinal_);
+                      require_stride(group);
+                      take_memory(kind);
+                    }));
+    std::vector<int> everybody;
+    for (int rank = 0; rank < num_ranks_; ++rank)
+      everybody.push_back(rank);
+    map_peers(comm, everybody, kind);
+    id_ = group.front().id;
+  }
+
   // First step of everything collective: all ranks' facts, checked for agreement.
   std::vector<DeviceFacts> announce(CommBackend& comm) {
     DeviceFacts own;
@@ -162,25 +167,21 @@ class CudaWorkspace final : public SymmetricWorkspace {
                      std::to_string(granularity_of(group)) + " bytes");
   }
 
-  // Own slice, mapped and zeroed. Nothing of it is left if it throws.
+  // Own slice, mapped and zeroed. What there is of it if it throws, release() or the destructors
+  // give back.
   void take_memory(HandleKind kind) {
     kind_ = kind;
     memory_ = VmmHandle::create(ordinal_, slice_stride_, kind);
-    const auto failure = failure_of([&] {
-      range_->map(rank_, memory_);
-      MOE_EP_CUDA_CHECK(cudaMemset(slice(rank_), 0, slice_stride_));
-      MOE_EP_CUDA_CHECK(cudaDeviceSynchronize());
-    });
-    if (!failure) return;
-    release();
-    throw MoEEpError(*failure);
+    range_->map(rank_, memory_);
+    MOE_EP_CUDA_CHECK(cudaMemset(slice(rank_), 0, slice_stride_));
+    MOE_EP_CUDA_CHECK(cudaDeviceSynchronize());
   }
 
   // Collective over `members`: hands the own memory out and maps theirs.
-  void map_peers(CommBackend& comm, const std::vector<int>& members) {
+  void map_peers(CommBackend& comm, const std::vector<int>& members, HandleKind kind) {
     std::vector<VmmHandle> handles(members.size());
     std::optional<std::string> failure;
-    if (kind_ == HandleKind::kFabric) {
+    if (kind == HandleKind::kFabric) {
       std::string own;
       failure = failure_of([&] { own = memory_.export_fabric(); });
       const auto texts = gather_outcomes(comm, kOperation, failure, own);
@@ -211,7 +212,7 @@ class CudaWorkspace final : public SymmetricWorkspace {
     gather_outcomes(comm, kOperation, failure);
   }
 
-  void release() {
+  void release() noexcept {
     for (int rank = 0; rank < num_ranks_; ++rank)
       range_->unmap(rank);
     memory_.reset();
@@ -220,7 +221,7 @@ class CudaWorkspace final : public SymmetricWorkspace {
 
   const int ordinal_;
   const bool require_nvlink_;
-  HandleKind kind_ = HandleKind::kFd;
+  HandleKind kind_ = HandleKind::kFd;  // that memory_ was made for
   std::optional<VmmRange> range_;
   VmmHandle memory_;
 };

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckError",
     "Expectation",
+    "base_rows",
     "check_combine",
     "check_dispatch",
     "check_low_precision_combine",
+    "expert_rows",
     "make_expert_rows",
 ]
 
@@ -77,16 +79,16 @@ class Expectation:
 
     def low_precision_bound(self) -> LowPrecisionBound:
         """How far an FP8 combine may be off."""
-        bound = LowPrecisionBound(self.case, _base_rows(self.case, self.rank, self.device))
+        bound = LowPrecisionBound(self.case, base_rows(self.case, self.rank, self.device))
         for rank in range(self.case.world_size):
             tokens = self.goes_to[:, rank].nonzero().squeeze(1)
-            base = _base_rows(self.case, self.rank, self.device)[tokens]
-            bound.add(tokens, _expert_rows(self.case, base, rank))
+            base = base_rows(self.case, self.rank, self.device)[tokens]
+            bound.add(tokens, expert_rows(self.case, base, rank))
         return bound
 
 
-def _base_rows(case: Case, src: int, device: torch.device | str) -> torch.Tensor:
-    """[T, H] float32 numbers that expert outputs for rank src's tokens are made from."""
+def base_rows(case: Case, src: int, device: torch.device | str) -> torch.Tensor:
+    """Return [T, H] float32 numbers that expert outputs for rank src's tokens are made from."""
     import torch
 
     first = torch.arange(case.num_tokens, dtype=torch.float32, device=device).unsqueeze(1)
@@ -94,8 +96,8 @@ def _base_rows(case: Case, src: int, device: torch.device | str) -> torch.Tensor
     return torch.sin(first * 0.37 + column * 0.011 + src)
 
 
-def _expert_rows(case: Case, base: torch.Tensor, rank: int) -> torch.Tensor:
-    """Expert outputs of rank `rank` for tokens with these base rows."""
+def expert_rows(case: Case, base: torch.Tensor, rank: int) -> torch.Tensor:
+    """Return the expert outputs of rank `rank` for tokens with these base rows."""
     return (base * (1.0 + 0.3 * rank)).to(case.torch_dtype)
 
 
@@ -103,11 +105,11 @@ def _combined(case: Case, src: int, goes_to: torch.Tensor) -> torch.Tensor:
     """Float32 sum in ascending rank order, rounded once: to the bit what combine must give."""
     import torch
 
-    base = _base_rows(case, src, goes_to.device)
+    base = base_rows(case, src, goes_to.device)
     sums = torch.full_like(base, -0.0)
     for rank in range(case.world_size):
         tokens = goes_to[:, rank].nonzero().squeeze(1)
-        sums[tokens] += _expert_rows(case, base[tokens], rank).float()
+        sums[tokens] += expert_rows(case, base[tokens], rank).float()
     sums[~goes_to.any(dim=1)] = 0.0
     return sums.to(case.torch_dtype)
 
@@ -117,8 +119,8 @@ def make_expert_rows(expected: Expectation, rows: torch.Tensor, transport: str |
     case = expected.case
     blocks = rows.view(case.world_size, case.num_tokens, case.hidden_size)
     for src, tokens in enumerate(expected.tokens):
-        base = _base_rows(case, src, expected.device)[tokens]
-        blocks[src, expected.places(src, transport)] = _expert_rows(case, base, expected.rank)
+        base = base_rows(case, src, expected.device)[tokens]
+        blocks[src, expected.places(src, transport)] = expert_rows(case, base, expected.rank)
 
 
 def check_dispatch(
