@@ -55,9 +55,8 @@ LamportSpec lamport_spec(int num_ranks, const MoEEpCommParams& params, const Opt
       params.dispatch_bytes_per_token() + options.extra_payload_bytes_per_token - spec.value_bytes;
   spec.combine_bytes = params.hidden_size * itemsize(kBFloat16);
   const LamportLayout layout = LamportLayout::make(num_ranks, spec, 0);
-  const std::int64_t token_bytes =
-      num_ranks *
-      (protocol::kLamportBanks * (layout.tag_stride + layout.row_stride) + layout.combine_stride);
+  const std::int64_t token_bytes = num_ranks * protocol::kLamportBanks *
+                                   (layout.tag_stride + layout.row_stride + layout.combine_stride);
   constexpr std::int64_t kMaxBytes = std::int64_t{1} << 60;  // offsets stay within 64 bits
   // Who asks for Lamport gets one token at least; who does not, what is fast.
   const std::int64_t affordable =

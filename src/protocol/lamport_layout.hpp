@@ -4,10 +4,10 @@
 //   lamport_lines     128 x R x 2            rank src writes line src of a bank -> own rank
 //   lamport_tags      tag row x R x M x 2    rank src writes rows of block src -> own rank
 //   lamport_rows      row x R x M x 2        the same; armed and re-armed by the own rank
-//   lamport_combine   combine row x R x M    rank dst writes block dst -> own rank, which re-arms
+//   lamport_combine   combine row x R x M x 2  rank dst writes block dst -> own rank, which re-arms
 //
 // M is the largest T of a Lamport step. A row's place depends on its source and token only, never
-// on the T or the widths of a step. Dispatch has two banks, one for odd and one for even epochs.
+// on the T or the widths of a step. There are two banks, one for odd and one for even epochs.
 #pragma once
 
 #include <cstdint>
@@ -73,7 +73,7 @@ struct LamportLayout {
     layout.tags = layout.lines + kLamportBanks * lines * kLamportLineBytes;
     layout.rows = layout.tags + align128(kLamportBanks * rows * layout.tag_stride);
     layout.combine = layout.rows + align128(kLamportBanks * rows * layout.row_stride);
-    layout.end = layout.combine + align128(rows * layout.combine_stride);
+    layout.end = layout.combine + align128(kLamportBanks * rows * layout.combine_stride);
     return layout;
   }
 
@@ -89,8 +89,9 @@ struct LamportLayout {
                                        std::int32_t token) const {
     return rows + index(bank, src, token) * row_stride;
   }
-  MOE_EP_HD constexpr std::int64_t combine_row(std::int32_t src, std::int32_t token) const {
-    return combine + index(0, src, token) * combine_stride;
+  MOE_EP_HD constexpr std::int64_t combine_row(std::int32_t bank, std::int32_t src,
+                                               std::int32_t token) const {
+    return combine + index(bank, src, token) * combine_stride;
   }
 
  private:

@@ -51,23 +51,26 @@ MOE_EP_HD constexpr std::int64_t align_up(std::int64_t bytes) {
 // replayed launch must find in memory; hosts use the first fields.
 struct SliceHeader {
   std::uint64_t magic;
+  std::uint32_t dispatch_arrivals;  // devices: blocks of the running dispatch that have finished
+  std::uint32_t combine_arrivals;   // devices: the same of the running combine
+  // One 16-byte word to devices. A dispatch reads `combined` and writes `epoch`, a combine the
+  // other way round: no block finds what its own launch changes.
   Epoch epoch;           // of the last step begun
   std::uint32_t failed;  // devices: not 0 once a step has failed; then steps end at once
-  RankMask active;       // of the last dispatch; on devices its combine reads it
+  Epoch combined;        // devices: the last step whose combine has begun
   // Devices: what the next fence dispatch must await of the last combine: 0 nothing, 1 rows that
   // peers pushed, 2 a Lamport step whose end the peers have not been told.
   std::uint32_t drain;
-  std::uint32_t dispatch_arrivals;  // devices: blocks of the running dispatch that have finished
-  std::uint32_t combine_arrivals;   // devices: the same of the running combine
+  RankMask active;                       // of the last dispatch; on devices its combine reads it
   Epoch lamport_stamped[kLamportBanks];  // when all tags of a bank were last stamped
   // Hosts, for who inspects the slice: whose it is, and where the rest lies (0: not there).
-  std::int32_t rank;
-  std::int32_t num_ranks;
-  std::int32_t max_tokens;
   std::int64_t lamport_lines;
   std::int64_t counters;
   std::int64_t accounts;
-  std::byte padding[24];
+  std::int32_t rank;
+  std::int32_t num_ranks;
+  std::int32_t max_tokens;
+  std::byte padding[20];
 };
 
 // What rank src tells the slice's owner, in line src. The signature is written before the dispatch
@@ -81,7 +84,7 @@ struct PeerLine {
   std::uint32_t landing_flag;   // devices, epoch: release by src's combine, acquire by the owner's
   std::uint32_t landing;        // where in src's slice the owner's rows go, in kAlign; kNoLanding
   std::uint32_t done_flag;      // devices, epoch: src is past the step's combine
-  std::uint32_t unused;
+  std::uint32_t edge_flag;  // devices, epoch: src is past all before the step's Lamport dispatch
   StepSignature signature;
   std::byte padding[128 - 32 - sizeof(StepSignature)];
 };

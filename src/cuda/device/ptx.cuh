@@ -49,17 +49,33 @@ __device__ __forceinline__ std::uint64_t load_relaxed(const std::uint64_t* word)
   return value;
 }
 
-// Two words, each on its own: they may arrive one after the other.
-__device__ __forceinline__ uint2 load_words(const std::byte* from) {
-  uint2 words;
+// Words next to each other, each on its own: they may arrive one after the other.
+__device__ __forceinline__ void load_words(std::uint32_t (&words)[1], const std::byte* from) {
+  words[0] = load_relaxed(reinterpret_cast<const std::uint32_t*>(from));
+}
+__device__ __forceinline__ void load_words(std::uint32_t (&words)[2], const std::byte* from) {
   asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
-               : "=r"(words.x), "=r"(words.y)
+               : "=r"(words[0]), "=r"(words[1])
                : "l"(from)
                : "memory");
-  return words;
 }
-__device__ __forceinline__ void store_words(std::byte* to, const uint2& words) {
-  asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(words.x), "r"(words.y)
+__device__ __forceinline__ void load_words(std::uint32_t (&words)[4], const std::byte* from) {
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void store_words(std::byte* to, const std::uint32_t (&words)[1]) {
+  store_relaxed(reinterpret_cast<std::uint32_t*>(to), words[0]);
+}
+__device__ __forceinline__ void store_words(std::byte* to, const std::uint32_t (&words)[2]) {
+  asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(words[0]),
+               "r"(words[1])
+               : "memory");
+}
+__device__ __forceinline__ void store_words(std::byte* to, const std::uint32_t (&words)[4]) {
+  asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 }
 
@@ -139,9 +155,19 @@ __device__ __forceinline__ std::uint64_t clock_ns() {
   return ns;
 }
 
-// The compiler forgets what it knows about `value`.
-__device__ __forceinline__ void forget(int& value) {
+// The compiler forgets what it knows about `value`: it is made here, not where it is used.
+__device__ __forceinline__ void forget(std::int32_t& value) {
   asm volatile("" : "+r"(value));
+}
+__device__ __forceinline__ void forget(std::uint32_t& value) {
+  asm volatile("" : "+r"(value));
+}
+__device__ __forceinline__ void forget(std::int64_t& value) {
+  asm volatile("" : "+l"(value));
+}
+template <class T>
+__device__ __forceinline__ void forget(T*& pointer) {
+  asm volatile("" : "+l"(pointer));
 }
 
 }  // namespace moe_ep::cuda

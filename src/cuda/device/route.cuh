@@ -15,25 +15,24 @@
 
 namespace moe_ep::cuda {
 
-// Division by a number known to the host: a multiplication where that is exact. value * magic >> 32
-// is value / d for value < n if n * (d * magic - 2^32) < 2^32; d bounds the bracket.
+// Division of numbers from 0 to 2^31 - 1 by one known to the host. With m = floor((2^64 - 1) / d)
+// is (n + 1) * m = (n + 1) / d * 2^64 - e, 0 < e < 2^64 / d, so its upper half is n / d rounded
+// down.
 struct FastDivide {
   std::int32_t divisor = 1;
-  std::uint32_t magic = 0;  // ceil(2^32 / divisor); 0: divide
+  std::uint64_t magic = ~std::uint64_t{0};
 
-  static constexpr FastDivide make(std::int64_t divisor, std::int64_t below) {
-    constexpr std::int64_t kTwo32 = std::int64_t{1} << 32;
-    FastDivide by{static_cast<std::int32_t>(divisor), 0};
-    if (divisor >= 2 && below * divisor <= kTwo32) {
-      by.magic = static_cast<std::uint32_t>((kTwo32 + divisor - 1) / divisor);
-    }
-    return by;
+  static constexpr FastDivide make(std::int64_t divisor) {
+    return {static_cast<std::int32_t>(divisor),
+            ~std::uint64_t{0} / static_cast<std::uint64_t>(divisor)};
+  }
+  static __device__ __forceinline__ std::int32_t divide(std::int32_t value, std::uint64_t magic) {
+    const std::uint64_t above = static_cast<std::uint32_t>(value) + 1u;
+    const std::uint64_t low = above * static_cast<std::uint32_t>(magic);
+    return static_cast<std::int32_t>((above * (magic >> 32) + (low >> 32)) >> 32);
   }
   __device__ __forceinline__ std::int32_t operator()(std::int32_t value) const {
-    if (magic != 0) {
-      return static_cast<std::int32_t>(__umulhi(static_cast<std::uint32_t>(value), magic));
-    }
-    return divisor == 1 ? value : value / divisor;
+    return divide(value, magic);
   }
 };
 
@@ -50,8 +49,8 @@ struct FastOwnership {
     fast.num_experts = ownership.num_experts;
     fast.num_large = ownership.rem * (ownership.base + 1);
     fast.rem = ownership.rem;
-    fast.large = FastDivide::make(ownership.base + 1, ownership.num_experts);
-    fast.small = FastDivide::make(ownership.base > 0 ? ownership.base : 1, ownership.num_experts);
+    fast.large = FastDivide::make(ownership.base + 1);
+    fast.small = FastDivide::make(ownership.base > 0 ? ownership.base : 1);
     return fast;
   }
   __device__ __forceinline__ bool is_void(std::int32_t id) const {
@@ -61,7 +60,10 @@ struct FastOwnership {
     return static_cast<std::uint64_t>(id) >= static_cast<std::uint64_t>(num_experts);
   }
   __device__ __forceinline__ std::int32_t owner(std::int32_t id) const {
-    return id < num_large ? large(id) : rem + small(id - num_large);
+    const bool of_large = id < num_large;
+    const std::int32_t quotient =
+        FastDivide::divide(of_large ? id : id - num_large, of_large ? large.magic : small.magic);
+    return of_large ? quotient : rem + quotient;
   }
 };
 
@@ -71,24 +73,36 @@ struct RankBits {
   std::uint32_t words[Words] = {};
 
   __device__ __forceinline__ void set(std::int32_t rank) {
+    if constexpr (Words == 1) {
+      words[0] |= 1u << rank;
+    } else {
 #pragma unroll
-    for (int word = 0; word < Words; ++word) {
-      if (rank / 32 == word) words[word] |= 1u << (rank % 32);
+      for (int word = 0; word < Words; ++word) {
+        if (rank / 32 == word) words[word] |= 1u << (rank % 32);
+      }
     }
   }
   __device__ __forceinline__ bool test(std::int32_t rank) const {
-    bool found = false;
+    if constexpr (Words == 1) {
+      return (words[0] >> rank & 1) != 0;
+    } else {
+      bool found = false;
 #pragma unroll
-    for (int word = 0; word < Words; ++word) {
-      if (rank / 32 == word) found = (words[word] >> (rank % 32) & 1) != 0;
+      for (int word = 0; word < Words; ++word) {
+        if (rank / 32 == word) found = (words[word] >> (rank % 32) & 1) != 0;
+      }
+      return found;
     }
-    return found;
   }
   __device__ __forceinline__ RankBits without(std::int32_t rank) const {
     RankBits others = *this;
+    if constexpr (Words == 1) {
+      others.words[0] &= ~(1u << rank);
+    } else {
 #pragma unroll
-    for (int word = 0; word < Words; ++word) {
-      if (rank / 32 == word) others.words[word] &= ~(1u << (rank % 32));
+      for (int word = 0; word < Words; ++word) {
+        if (rank / 32 == word) others.words[word] &= ~(1u << (rank % 32));
+      }
     }
     return others;
   }

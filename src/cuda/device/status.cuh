@@ -17,22 +17,19 @@ namespace moe_ep::cuda {
 struct StepState {
   Epoch epoch;  // of the last step begun
   bool failed;
+  Epoch combined;  // the last step whose combine has begun
   // Not 0: a fence dispatch must wait until its peers have read what lies where its rows will.
   std::uint32_t drain;
 
   // Nothing is loaded, and nothing is wrong, in a rehearsal.
   static __device__ __forceinline__ StepState load(const protocol::SliceHeader* header,
                                                    bool live = true) {
-    static_assert(offsetof(protocol::SliceHeader, epoch) % 8 == 0 &&
-                  offsetof(protocol::SliceHeader, failed) ==
-                      offsetof(protocol::SliceHeader, epoch) + 4);
-    uint2 words{};
-    std::uint32_t drain = 0;
-    if (live) {
-      words = *reinterpret_cast<const uint2*>(&header->epoch);
-      drain = header->drain;
-    }
-    return {words.x, words.y != 0, drain};
+    static_assert(offsetof(protocol::SliceHeader, epoch) % 16 == 0 &&
+                  offsetof(protocol::SliceHeader, drain) ==
+                      offsetof(protocol::SliceHeader, epoch) + 12);
+    uint4 words{};
+    if (live) words = *reinterpret_cast<const uint4*>(&header->epoch);
+    return {words.x, words.y != 0, words.z, words.w};
   }
 };
 

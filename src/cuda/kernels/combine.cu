@@ -157,7 +157,7 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
     args.rounds_per_unit = static_cast<std::int32_t>(num_rounds);
     units_per_token = 1;
   }
-  args.units = FastDivide::make(units_per_token, params.num_tokens * units_per_token);
+  args.units = FastDivide::make(units_per_token);
   if (!args.push) {
     const std::int64_t sums = ceil_div(params.num_tokens * units_per_token, warps);
     const std::int64_t tiles = args.place ? args.num_tiles : 1;

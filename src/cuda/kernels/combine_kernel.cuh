@@ -31,6 +31,7 @@ __device__ __forceinline__ void pull(CombineTables& tables, float* scales, const
     return;  // the same in a warp, and no barrier follows
   }
   if (block == 0 && last_warp) announce(tables, args, state.epoch, live);
+  if (live && block == 0 && threadIdx.x == 0) params.workspace.header()->combined = state.epoch;
   for (std::int32_t tile = block; live && args.place && tile < args.num_tiles; tile += num_blocks) {
     send_tile<Codec, Fp8, Wide>(tables, args, state.epoch, tile, scales);
   }
@@ -78,6 +79,7 @@ __device__ __forceinline__ void push(CombineTables& tables, float* scales,
   __syncthreads();
   if (warp_id() != 0 || !arrive_last(&header->combine_arrivals)) return;
   if (lane_id() == 0) {
+    header->combined = epoch;
     header->combine_arrivals = 0;
     header->drain = kDrainTold;
   }

@@ -37,8 +37,7 @@ void plan_pieces(DispatchArgs& args, std::int32_t vectors) {
     const auto piece = static_cast<std::uint64_t>(kWarp * vectors * args.width[payload]);
     args.num_pieces += static_cast<std::int32_t>((row_bytes + piece - 1) / piece);
   }
-  args.pieces = FastDivide::make(args.num_pieces,
-                                 static_cast<std::int64_t>(args.num_pieces) * kRouteGroups * kWarp);
+  args.pieces = FastDivide::make(args.num_pieces);
 }
 
 }  // namespace

@@ -1,13 +1,15 @@
-// Block 0 of the Lamport kernels: the line that every rank puts into every peer, and its own
-// awaited.
+// The first blocks of the Lamport kernels: the line and the edge that every rank puts into every
+// peer, and its own awaited.
 //
-// **The release edge.** Landing words are armed again by their reader with plain stores, in an
-// earlier kernel of its stream. This kernel's wait_for_producers() orders those stores before the
-// fence here, and the fence before the line's tags; a peer acquires the tags in block 0, and its
-// later kernels, which write the landing words again, follow the end of this one. The tags and
-// words that other blocks send need no order.
+// **The edge.** Landing words are armed again by their reader with plain stores, and read tags are
+// written over two steps later. What orders that: block 1 of a dispatch fences and then raises
+// edge_flag; wait_for_producers() orders all that earlier kernels of this stream did before the
+// fence. A peer acquires the flag in block 0 of the same step's combine, and its later kernels
+// follow the end of that one. So whatever a rank did before dispatch e happens before all that its
+// peers do from dispatch e + 1 on; two banks are enough for everything (docs/protocol.md). Nobody
+// waits for a fence: it has the whole step to come. Tags and words need no order of their own.
 //
-// A line is put when the kernel starts. In a combine that is before the rank has read its expert
+// The combine tag is put when the kernel starts. That is before the rank has read its expert
 // output, unlike on hosts: peers of a Lamport step never write there, and the next fence dispatch
 // asks first (kDrainUntold).
 #pragma once
@@ -18,45 +20,9 @@
 namespace moe_ep::cuda {
 
 struct LamportLines {
-  std::int32_t counts[kMaxRanks];  // rows for each rank
+  std::int32_t counts[kMaxRanks];  // rows that come from each rank
   SharedMask missing;
-  std::int32_t unlike;  // the lowest peer whose line differs, or kMaxRanks
 };
-
-__device__ __forceinline__ void store_tag(std::uint64_t* tag, Epoch epoch, std::uint32_t value) {
-  store_relaxed(tag, protocol::make_tag(epoch, value));
-}
-
-// Every warp: the peers among `ranks`, shared out to the warps.
-template <int Words, class Visit>
-__device__ __forceinline__ void for_each_peer_of_warp(const RankBits<Words>& peers, Visit&& visit) {
-  std::int32_t turn = 0;
-  for_each_rank(peers, [&](std::int32_t peer) {
-    if (turn++ % kLamportWarps == warp_id()) visit(peer);
-  });
-}
-
-// Counts the tokens of this rank that go to each rank. The whole block; a barrier must follow.
-template <int Words>
-__device__ __forceinline__ void count_visits(LamportLines& lines, const LamportDispatchArgs& args,
-                                             const RankBits<Words>& active) {
-  const protocol::DispatchParams& params = args.params;
-  std::int32_t counts[Words] = {};  // of rank 32 * word + lane
-  for (std::int32_t first = warp_id() * kWarp; first < params.num_tokens;
-       first += kLamportThreads) {
-    const std::int32_t token = first + lane_id();
-    const RankBits<Words> ranks =
-        ranks_of_token(params, args.ownership, active, token, token < params.num_tokens);
-    for_each_ballot(ranks, params.workspace.layout.num_ranks,
-                    [&](auto word, std::int32_t bit, std::uint32_t ballot) {
-                      if (lane_id() == bit) counts[decltype(word)::value] += __popc(ballot);
-                    });
-  }
-#pragma unroll
-  for (int word = 0; word < Words; ++word) {
-    if (counts[word] != 0) atomicAdd(&lines.counts[32 * word + lane_id()], counts[word]);
-  }
-}
 
 // Stamps what no step has written for a long time (protocol::stamp_unused). The whole block.
 __device__ inline void stamp_unused_bank(const protocol::Workspace& workspace, Epoch epoch) {
@@ -84,58 +50,74 @@ __device__ inline void stamp_unused_bank(const protocol::Workspace& workspace, E
   if (threadIdx.x == 0) workspace.header()->lamport_stamped[other] = epoch;
 }
 
-// One warp: awaits peer `peer`'s line and keeps its count, or that it differs.
-__device__ __forceinline__ void accept_line(LamportLines& lines, const LamportDispatchArgs& args,
-                                            Epoch epoch, std::int32_t peer) {
-  const protocol::DispatchParams& params = args.params;
-  const protocol::Workspace& workspace = params.workspace;
-  const std::uint64_t* tags =
-      protocol::lamport_line(workspace, workspace.rank, lamport_bank(epoch), peer);
+// One warp: puts the own signature into every peer.
+template <int Words>
+__device__ __forceinline__ void put_signature(const LamportDispatchArgs& args,
+                                              const RankBits<Words>& peers, Epoch epoch) {
+  const protocol::Workspace& workspace = args.params.workspace;
   const std::int32_t field = lane_id();
-  std::uint64_t tag = 0;
-  bool late = false;
-  if (field <= protocol::kLineRows) {
-    // Pairs with dispatch_lines in the peer.
-    late = !wait_until(lamport_patience(args), [&] {
-      tag = load_acquire(tags + field);
-      return protocol::tag_epoch(tag) == epoch;
-    });
-  }
-  const std::uint32_t got = protocol::tag_value(tag);
-  bool unlike = false;
-  if (field < protocol::kNumSignatureFields) {
-    unlike = static_cast<std::int32_t>(got) != params.signature.fields[field];
-  } else if (field == protocol::kLineRows) {
-    unlike = got > static_cast<std::uint32_t>(params.tokens_per_rank);
-  }
-  if (late) lines.missing.set(peer);
-  if (!late && unlike) atomicMin(&lines.unlike, peer);
-  if (field == protocol::kLineRows) {
-    workspace.recv_counts()[peer] = late || unlike ? 0 : static_cast<std::int32_t>(got);
-  }
+  const bool sends = field < protocol::kNumSignatureFields;
+  const auto value = static_cast<std::uint32_t>(sends ? args.params.signature.fields[field] : 0);
+  for_each_rank(peers, [&](std::int32_t peer) {
+    std::uint64_t* line =
+        protocol::lamport_line(workspace, peer, lamport_bank(epoch), workspace.rank);
+    if (sends) store_tag(line + field, epoch, value);
+  });
 }
 
-// One warp: the failure is what peer `lines.unlike` announced.
-__device__ __forceinline__ void record_unlike(const LamportLines& lines,
-                                              const LamportDispatchArgs& args, Epoch epoch) {
-  const protocol::DispatchParams& params = args.params;
+// One warp: awaits every peer's signature and compares it. The lowest peer that differs is the
+// failure: that explains more than the silence of others.
+template <int Words>
+__device__ __forceinline__ void accept_signatures(LamportLines& lines,
+                                                  const LamportDispatchArgs& args,
+                                                  const RankBits<Words>& peers, Epoch epoch) {
+  const protocol::Workspace& workspace = args.params.workspace;
   const std::int32_t field = lane_id();
-  const bool is_field = field < protocol::kNumSignatureFields;
-  std::uint64_t tag = 0;
-  if (field <= protocol::kLineRows) {
-    tag = load_relaxed(protocol::lamport_line(params.workspace, params.workspace.rank,
-                                              lamport_bank(epoch), lines.unlike) +
-                       field);
+  const bool compares = field < protocol::kNumSignatureFields;
+  const std::int32_t want = compares ? args.params.signature.fields[field] : 0;
+  bool told = false;
+  for_each_rank(peers, [&](std::int32_t peer) {
+    const std::uint64_t* tag =
+        protocol::lamport_line(workspace, workspace.rank, lamport_bank(epoch), peer) + field;
+    std::uint64_t word = 0;
+    const bool arrived = !compares || wait_until(lamport_patience(args), [&] {
+      word = load_relaxed(tag);
+      return protocol::tag_epoch(word) == epoch;
+    });
+    if (!arrived) lines.missing.set(peer);
+    const auto got = static_cast<std::int32_t>(protocol::tag_value(word));
+    const std::uint32_t differs = __ballot_sync(~0u, compares && arrived && got != want);
+    if (differs == 0 || told) return;
+    told = true;
+    if (field != __ffs(static_cast<int>(differs)) - 1) return;  // the first explains most
+    record_difference(workspace.header(), args.record, protocol::StepResult::kMismatch,
+                      Phase::kDispatch, epoch, peer, field, want, got);
+  });
+}
+
+// All warps but the first: counts the tokens of every rank that come here by their first tags,
+// those of the own rank too (keep_tags).
+template <int Words>
+__device__ __forceinline__ void count_rows(LamportLines& lines, const LamportDispatchArgs& args,
+                                           const RankBits<Words>& active, Epoch epoch) {
+  const protocol::Workspace& workspace = args.params.workspace;
+  const std::int32_t tokens = args.params.tokens_per_rank;
+  const std::int32_t total = workspace.layout.num_ranks * tokens;
+  for (std::int32_t i = static_cast<std::int32_t>(threadIdx.x) - kWarp; i < total;
+       i += kLamportThreads - kWarp) {
+    const std::int32_t src = args.tokens(i);
+    if (!active.test(src)) continue;
+    const std::uint64_t* tag = args.token_tags(workspace.rank, src, i - src * tokens, epoch);
+    std::uint64_t word = 0;
+    if (!wait_until(lamport_patience(args), [&] {
+          word = load_relaxed(tag);
+          return protocol::tag_epoch(word) == epoch;
+        })) {
+      lines.missing.set(src);
+      break;
+    }
+    if (protocol::tag_value(word) != protocol::kNotHere) atomicAdd(&lines.counts[src], 1);
   }
-  const auto got = static_cast<std::int32_t>(protocol::tag_value(tag));
-  const std::int32_t want = is_field ? params.signature.fields[field] : params.tokens_per_rank;
-  const bool unlike = field <= protocol::kLineRows && protocol::tag_epoch(tag) == epoch &&
-                      (is_field ? got != want : got < 0 || got > want);
-  const std::uint32_t differs = __ballot_sync(~0u, unlike);  // the first explains most
-  if (field != __ffs(static_cast<int>(differs)) - 1) return;
-  record_difference(params.workspace.header(), args.record,
-                    is_field ? protocol::StepResult::kMismatch : protocol::StepResult::kCorrupt,
-                    Phase::kDispatch, epoch, lines.unlike, is_field ? field : -1, want, got);
 }
 
 // The whole block: the peers whose lines did not come are the failure, if there are any.
@@ -151,64 +133,84 @@ __device__ __forceinline__ void record_missing(const LamportLines& lines,
   if (any != 0) record_timeout(header, record, phase, epoch, lines.missing);
 }
 
-// A block that has seen the state counts itself; the last one to do so keeps the step's. One
-// thread, behind a barrier that all loads of the state precede.
-__device__ __forceinline__ void begin_step(const LamportDispatchArgs& args, Epoch epoch) {
-  protocol::SliceHeader* header = args.params.workspace.header();
-  if (count_up(&header->dispatch_arrivals) != gridDim.x - 1) return;
-  header->dispatch_arrivals = 0;
-  header->epoch = epoch;
-  header->drain = 0;  // this step's combine awaits every peer's line, which follows its last reads
-  header->active = *args.mask();
-}
-
+// The whole block.
 template <int Words>
 __device__ __forceinline__ void dispatch_lines(LamportLines& lines,
                                                const LamportDispatchArgs& args) {
-  const protocol::DispatchParams& params = args.params;
-  const protocol::Workspace& workspace = params.workspace;
-  const std::int32_t me = workspace.rank;
-  wait_for_producers();
-  const StepState state = StepState::load(workspace.header());
-  const RankBits<Words> active = to_bits<Words>(args.mask());
-  const Epoch epoch = protocol::next_epoch(state.epoch);
-  const std::int32_t bank = lamport_bank(epoch);
+  const protocol::Workspace& workspace = args.params.workspace;
+  protocol::SliceHeader* header = workspace.header();
   for (std::int32_t rank = static_cast<std::int32_t>(threadIdx.x); rank < kMaxRanks;
        rank += kLamportThreads) {
     lines.counts[rank] = 0;
   }
   if (threadIdx.x < kRankMaskWords) lines.missing.words[threadIdx.x] = 0;
-  if (threadIdx.x == 0) lines.unlike = kMaxRanks;
-  fence_sys();  // with the stores of tags below, by the same threads, a release
-  if (__syncthreads_or(state.failed)) return;
-  if (threadIdx.x == 0) begin_step(args, epoch);
-  const RankBits<Words> peers = active.without(me);
-  for_each_peer_of_warp(peers, [&](std::int32_t peer) {
-    std::uint64_t* line = protocol::lamport_line(workspace, peer, bank, me);
-    const std::int32_t field = lane_id();
-    if (field < protocol::kNumSignatureFields) {
-      store_tag(line + field, epoch, static_cast<std::uint32_t>(params.signature.fields[field]));
-    }
-  });
-  count_visits(lines, args, active);
   __syncthreads();
-  for_each_peer_of_warp(peers, [&](std::int32_t peer) {
-    std::uint64_t* line = protocol::lamport_line(workspace, peer, bank, me);
-    if (lane_id() == 0) {
-      store_tag(line + protocol::kLineRows, epoch, static_cast<std::uint32_t>(lines.counts[peer]));
+  wait_for_producers();
+  const StepState state = StepState::load(header);
+  const auto active = args.active<Words>();
+  if (__syncthreads_or(state.failed)) return;
+  const Epoch epoch = protocol::next_epoch(state.combined);
+  if (warp_id() == 0) {
+    const RankBits<Words> peers = active.without(workspace.rank);
+    put_signature(args, peers, epoch);
+    if (lane_id() < kRankMaskWords) {
+      header->active.words[lane_id()] = args.default_mask != nullptr
+                                            ? args.default_mask->words[lane_id()]
+                                            : args.params.active.words[lane_id()];
     }
-  });
+    if (lane_id() == 0) {
+      header->epoch = epoch;
+      header->drain =
+          0;  // this step's combine awaits every peer's tag, which follows its last reads
+    }
+    accept_signatures(lines, args, peers, epoch);
+  } else {
+    count_rows(lines, args, active, epoch);
+  }
+  record_missing(lines, header, args.record, Phase::kDispatch, epoch);
   for (std::int32_t rank = static_cast<std::int32_t>(threadIdx.x);
        rank < workspace.layout.num_ranks; rank += kLamportThreads) {
-    workspace.send_counts()[rank] = lines.counts[rank];
-    if (rank == me || !active.test(rank)) workspace.recv_counts()[rank] = lines.counts[rank];
+    workspace.recv_counts()[rank] = lines.counts[rank];
   }
   stamp_unused_bank(workspace, epoch);
-  for_each_peer_of_warp(peers, [&](std::int32_t peer) { accept_line(lines, args, epoch, peer); });
-  __syncthreads();
-  // A difference explains more than the silence of others.
-  if (lines.unlike < kMaxRanks && warp_id() == 0) record_unlike(lines, args, epoch);
-  record_missing(lines, workspace.header(), args.record, Phase::kDispatch, epoch);
+}
+
+// One warp, a lane a peer: what earlier kernels of this rank did, before the flag.
+template <int Words>
+__device__ __forceinline__ void raise_edge(const LamportDispatchArgs& args) {
+  const protocol::Workspace& workspace = args.params.workspace;
+  wait_for_producers();
+  const StepState state = StepState::load(workspace.header());
+  if (state.failed) return;
+  const auto active = args.active<Words>();
+  fence_sys();  // with the stores below a release
+  for (std::int32_t peer = lane_id(); peer < workspace.layout.num_ranks; peer += kWarp) {
+    if (peer == workspace.rank || !active.test(peer)) continue;
+    // Pairs with await_edge in the peer.
+    store_relaxed(&workspace.line(peer, workspace.rank)->edge_flag,
+                  protocol::next_epoch(state.combined));
+  }
+}
+
+// Whether this rank awaits something of `peer` in this combine.
+__device__ __forceinline__ bool combines_with(const protocol::Workspace& workspace,
+                                              std::int32_t peer) {
+  return peer < workspace.layout.num_ranks && peer != workspace.rank &&
+         test_rank(&workspace.header()->active, peer);
+}
+
+// One warp, a lane a peer: awaits the edges of the step's dispatch.
+__device__ __forceinline__ void await_edges(LamportLines& lines, const LamportCombineArgs& args,
+                                            Epoch epoch) {
+  const protocol::Workspace& workspace = args.params.workspace;
+  for (std::int32_t peer = lane_id(); peer < workspace.layout.num_ranks; peer += kWarp) {
+    if (!combines_with(workspace, peer)) continue;
+    const std::uint32_t* flag = &workspace.line(workspace.rank, peer)->edge_flag;
+    // Pairs with raise_edge in the peer, which may be one step ahead.
+    if (!wait_until(lamport_patience(args), [&] { return load_acquire(flag) - epoch < 2u; })) {
+      lines.missing.set(peer);
+    }
+  }
 }
 
 // One warp, a lane a peer: tells what this rank combines and awaits what the peers do.
@@ -218,24 +220,19 @@ __device__ __forceinline__ void exchange_combine_tags(LamportLines& lines,
   const protocol::Workspace& workspace = params.workspace;
   const std::int32_t bank = lamport_bank(epoch);
   const std::uint32_t want = protocol::combine_code(params.row_bytes, params.format);
-  const auto takes_part = [&](std::int32_t peer) {
-    return peer < workspace.layout.num_ranks && peer != workspace.rank &&
-           test_rank(&workspace.header()->active, peer);
-  };
   for (std::int32_t peer = lane_id(); peer < workspace.layout.num_ranks; peer += kWarp) {
-    if (!takes_part(peer)) continue;
+    if (!combines_with(workspace, peer)) continue;
     store_tag(
         protocol::lamport_line(workspace, peer, bank, workspace.rank) + protocol::kLineCombine,
         epoch, want);
   }
   for (std::int32_t peer = lane_id(); peer < workspace.layout.num_ranks; peer += kWarp) {
-    if (!takes_part(peer)) continue;
+    if (!combines_with(workspace, peer)) continue;
     const std::uint64_t* tag =
         protocol::lamport_line(workspace, workspace.rank, bank, peer) + protocol::kLineCombine;
     std::uint64_t got = 0;
-    // Pairs with the peer's store above.
     if (!wait_until(lamport_patience(args), [&] {
-          got = load_acquire(tag);
+          got = load_relaxed(tag);
           return protocol::tag_epoch(got) == epoch;
         })) {
       lines.missing.set(peer);
@@ -249,15 +246,20 @@ __device__ __forceinline__ void exchange_combine_tags(LamportLines& lines,
   }
 }
 
+// The whole block.
 __device__ __forceinline__ void combine_lines(LamportLines& lines, const LamportCombineArgs& args) {
   protocol::SliceHeader* header = args.params.workspace.header();
+  if (threadIdx.x < kRankMaskWords) lines.missing.words[threadIdx.x] = 0;
+  __syncthreads();
   wait_for_producers();
   const StepState state = StepState::load(header);
-  if (threadIdx.x < kRankMaskWords) lines.missing.words[threadIdx.x] = 0;
-  fence_sys();  // with the stores of tags, by the same threads, a release
   if (__syncthreads_or(state.failed)) return;
-  if (threadIdx.x == 0) header->drain = kDrainUntold;
   if (warp_id() == 0) exchange_combine_tags(lines, args, state.epoch);
+  if (warp_id() == 1) await_edges(lines, args, state.epoch);
+  if (warp_id() == 2 && lane_id() == 0) {
+    header->combined = state.epoch;
+    header->drain = kDrainUntold;
+  }
   record_missing(lines, header, args.record, Phase::kCombine, state.epoch);
 }
 

@@ -38,6 +38,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
   if (threadIdx.x == 0) {
     workspace.header()->magic = protocol::kSliceMagic;
     workspace.header()->epoch = args.epoch;
+    workspace.header()->combined = args.epoch;
   }
   for (std::int32_t rank = static_cast<std::int32_t>(threadIdx.x); rank < num_ranks;
        rank += static_cast<std::int32_t>(blockDim.x)) {
@@ -46,6 +47,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
     line->combine_flag = args.epoch;
     line->landing_flag = args.epoch;
     line->done_flag = args.epoch;
+    line->edge_flag = args.epoch;
   }
 }
 

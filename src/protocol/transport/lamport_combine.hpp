@@ -6,8 +6,9 @@
 // everybody's: it ends the use of the dispatch's results and of its landing rows
 // (lamport_dispatch.hpp), whatever transport the next step takes.
 //
-// One set of combine rows is enough: B puts rows of step e + 1 into A after it took A's line of
-// dispatch e + 1, which A put after it had taken and re-armed its rows of combine e.
+// On hosts one bank of combine rows would be enough: B puts rows of step e + 1 into A after it took
+// A's line of dispatch e + 1, which A put after it had taken and re-armed its rows of combine e.
+// Devices order less (docs/protocol.md, "On devices") and need both.
 #pragma once
 
 #include <cstdint>
@@ -82,15 +83,15 @@ MOE_EP_HD void put_combine_rows(M& memory, const CombineParams& params, std::int
     // The id tags of the dispatch are still there; the user's ids may have been overwritten.
     const std::uint64_t tag = memory.load_tag(lamport_tags(workspace, me, bank, src, token));
     if (tag_value(tag) == kNotHere) continue;
-    put_data_row(memory, workspace.slice(src) + layout.combine_row(me, token),
+    put_data_row(memory, workspace.slice(src) + layout.combine_row(bank, me, token),
                  params.expert_row(src, token), params.row_bytes, kCombineWords);
   }
 }
 
 // Sums token `token`: rows.staging(i) is room for the i-th row that came. False: the time is up.
 template <TagMemory M, class Rows>
-MOE_EP_HD bool sum_token(M& memory, Rows& rows, const CombineParams& params, std::int32_t token,
-                         std::uint64_t deadline_ns) {
+MOE_EP_HD bool sum_token(M& memory, Rows& rows, const CombineParams& params, std::int32_t bank,
+                         std::int32_t token, std::uint64_t deadline_ns) {
   const Workspace& workspace = params.workspace;
   const LamportLayout& layout = workspace.layout.lamport;
   const std::byte* sources[kMaxTopK];
@@ -103,7 +104,7 @@ MOE_EP_HD bool sum_token(M& memory, Rows& rows, const CombineParams& params, std
     }
     std::byte* to = rows.staging(num_sources);
     sources[num_sources++] = to;
-    if (take_data_row(memory, to, workspace.own() + layout.combine_row(hop.rank, token),
+    if (take_data_row(memory, to, workspace.own() + layout.combine_row(bank, hop.rank, token),
                       params.row_bytes, kCombineWords, deadline_ns))
       return;
     complete = false;
@@ -131,7 +132,7 @@ MOE_EP_HD StepStatus lamport_combine(C& coop, M& memory, Rows& rows, const Combi
   coop.sync();
   if (shared.ok()) {
     for (std::int32_t token = coop.thread_rank(); token < params.num_tokens; token += coop.size())
-      sum_token(memory, rows, params, token, deadline);
+      sum_token(memory, rows, params, bank, token, deadline);
   }
   coop.sync();
   if (leader && shared.ok()) collect_late(memory, workspace, shared);

@@ -97,7 +97,7 @@ def test_graphs_replay_exactly(enable_pdl, transport):
         graphs[kind][rank].replay()
         wrong[rank] += feed.wrong()
 
-    for step in range(5000):
+    for step in range(10_000):
         for rank in range(num_ranks):
             drive.on(rank, replay, step % 2, rank, step)
         if step % 100 == 99:

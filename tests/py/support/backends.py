@@ -76,7 +76,13 @@ BACKENDS = {
         Backend("torch_dist-staged", moe_ep.TorchDistConfig, "processes", device="cuda"),
         Backend("torch_dist-nccl", moe_ep.TorchDistConfig, "processes", {}, "cuda", "nccl"),
         Backend("nvlink-processes", moe_ep.NVLinkOneSidedConfig, "processes", device="cuda"),
-        Backend("nvlink-threads", moe_ep.NVLinkOneSidedConfig, "threads", _ANY_LINK, "cuda"),
+        Backend(
+            "nvlink-threads",
+            moe_ep.NVLinkOneSidedConfig,
+            "threads",
+            {**_ANY_LINK, "lamport": False},
+            "cuda",
+        ),
         Backend(
             "nvlink-lamport",
             moe_ep.NVLinkOneSidedConfig,

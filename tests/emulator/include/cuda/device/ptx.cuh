@@ -61,19 +61,21 @@ inline std::uint64_t load_relaxed(const std::uint64_t* word) {
 }
 
 // A thread may see, and show, one word of a vector before the other.
-inline uint2 load_words(const std::byte* from) {
-  detail::expect_aligned<8>(from);
-  const auto* words = reinterpret_cast<const std::uint32_t*>(from);
-  uint2 got{};
-  got.x = detail::load(words);
-  emulator::maybe_yield();
-  got.y = words[1];
-  return got;
+template <int Words>
+void load_words(std::uint32_t (&words)[Words], const std::byte* from) {
+  detail::expect_aligned<4 * Words>(from);
+  const auto* at = reinterpret_cast<const std::uint32_t*>(from);
+  words[0] = detail::load(at);
+  for (int i = 1; i < Words; ++i) {
+    emulator::maybe_yield();
+    words[i] = at[i];
+  }
 }
-inline void store_words(std::byte* to, const uint2& words) {
-  detail::expect_aligned<8>(to);
-  detail::store(reinterpret_cast<std::uint32_t*>(to), words.x);
-  detail::store(reinterpret_cast<std::uint32_t*>(to) + 1, words.y);
+template <int Words>
+void store_words(std::byte* to, const std::uint32_t (&words)[Words]) {
+  detail::expect_aligned<4 * Words>(to);
+  for (int i = 0; i < Words; ++i)
+    detail::store(reinterpret_cast<std::uint32_t*>(to) + i, words[i]);
 }
 
 template <int Width>
@@ -107,6 +109,7 @@ inline std::uint64_t clock_ns() {
   return emulator::now();
 }
 
-inline void forget(int&) {}
+template <class T>
+void forget(T&) {}
 
 }  // namespace moe_ep::cuda
