@@ -4,7 +4,7 @@
 //   cuda_pair [--ranks R] [--one-gpu] [--tokens 1,8,...] [--lamport] [--fp8-dispatch]
 //             [--fp8-combine] [--external] [--no-pdl] [--late-pdl] [--max-sms N] [--hidden H]
 //             [--top-k K]
-//             [--experts E] [--push-bytes N] [--push-percent N] [--chunk-bytes N]
+//             [--experts E] [--push-bytes N] [--push-percent N] [--part-bytes N]
 //             [--threads N] [--dispatch-threads N]
 //
 // Prints one line a case: T, time of a pair (median of replays, maximum over ranks), from 1024
@@ -448,9 +448,9 @@ Options parse(int argc, char** argv) {
     else if (name == "--push-bytes")
       options.tuning.push_bytes = value();
     else if (name == "--push-percent")
-      options.tuning.push_percent = static_cast<int>(value());
-    else if (name == "--chunk-bytes")
-      options.tuning.chunk_bytes = value();
+      options.tuning.push_percent = options.tuning.fp8_push_percent = static_cast<int>(value());
+    else if (name == "--part-bytes")
+      options.tuning.part_bytes = value();
     else if (name == "--threads")
       options.tuning.threads = static_cast<int>(value());
     else if (name == "--dispatch-threads")

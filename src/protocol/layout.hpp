@@ -7,7 +7,8 @@
 //   recv_counts  4 x R                      own rank, after it accepted the lines
 //   send_counts  4 x R                      own rank, while routing
 //   hops         8 x C x min(R, 64)         own rank: dispatch writes, combine reads
-//   chunks       4 x R x ceil(C / 4)        rank src writes row src -> own rank (devices only)
+//   arrivals     1024 x R                   rank src writes row src -> own rank (devices only)
+//   chunks       16 x R x C                 rank src writes row src -> own rank (devices only)
 //   eplb         4 x R x E'                 rank src writes row src -> own rank
 //   lamport_*    lamport_layout.hpp         where Lamport steps are enabled
 //   counters     64 x R                     rank src adds to line src -> own rank (counted writes)
@@ -86,15 +87,20 @@ struct PeerLine {
   std::uint32_t done_flag;      // devices, epoch: src is past the step's combine
   std::uint32_t edge_flag;  // devices, epoch: src is past all before the step's Lamport dispatch
   StepSignature signature;
-  std::byte padding[128 - 32 - sizeof(StepSignature)];
+  std::uint32_t blocks_flag;  // devices, epoch: written and read like dispatch_flag
+  std::int32_t num_blocks;    // of src's dispatch: each but the last has a word of the arrivals
+  std::byte padding[128 - 40 - sizeof(StepSignature)];
 };
 static_assert(sizeof(SliceHeader) == 128 && sizeof(PeerLine) == 128);
+
+// Blocks of a device's dispatch at most, and the words that a rank has for them in each slice.
+inline constexpr std::int32_t kArrivals = 256;
 
 // PeerLine::landing of a rank that pulls instead.
 inline constexpr std::uint32_t kNoLanding = ~0u;
 
-// Rows of a source that share one word of the chunks region, at least: 4, or a larger power of two.
-inline constexpr std::int32_t kMinChunkRows = 4;
+// Parts of a combine row that are announced one by one, at most.
+inline constexpr std::int32_t kMaxParts = 4;
 
 // One visit of a token: which rank it went to, and in which row of this rank's block there.
 struct Hop {
@@ -131,6 +137,7 @@ struct WorkspaceLayout {
   std::int64_t recv_counts = 0;
   std::int64_t send_counts = 0;
   std::int64_t hops = 0;
+  std::int64_t arrivals = 0;
   std::int64_t chunks = 0;
   std::int64_t eplb = 0;
   LamportLayout lamport;
@@ -145,8 +152,8 @@ struct WorkspaceLayout {
     return num_ranks < kMaxTopK ? num_ranks : kMaxTopK;
   }
 
-  MOE_EP_HD constexpr std::int32_t chunks_per_rank() const {
-    return max_tokens / kMinChunkRows + (max_tokens % kMinChunkRows != 0 ? 1 : 0);
+  MOE_EP_HD constexpr std::int64_t chunks_per_rank() const {
+    return std::int64_t{kMaxParts} * max_tokens;
   }
 
   static MOE_EP_HD constexpr WorkspaceLayout make(std::int32_t num_ranks, std::int32_t max_tokens,
@@ -163,8 +170,9 @@ struct WorkspaceLayout {
     layout.recv_counts = layout.lines + ranks * static_cast<std::int64_t>(sizeof(PeerLine));
     layout.send_counts = layout.recv_counts + align_up(4 * ranks);
     layout.hops = layout.send_counts + align_up(4 * ranks);
-    layout.chunks = layout.hops + align_up(static_cast<std::int64_t>(sizeof(Hop)) * max_tokens *
-                                           layout.hops_per_token());
+    layout.arrivals = layout.hops + align_up(static_cast<std::int64_t>(sizeof(Hop)) * max_tokens *
+                                             layout.hops_per_token());
+    layout.chunks = layout.arrivals + 4 * kArrivals * ranks;
     layout.eplb = layout.chunks + align_up(4 * ranks * layout.chunks_per_rank());
     layout.lamport = LamportLayout::make(num_ranks, regions.lamport,
                                          layout.eplb + align_up(4 * ranks * eplb_experts));
@@ -209,6 +217,10 @@ struct WorkspaceLayout {
 
   MOE_EP_HD constexpr std::int64_t line(std::int32_t src) const {
     return lines + src * static_cast<std::int64_t>(sizeof(PeerLine));
+  }
+  // First word of src's arrivals.
+  MOE_EP_HD constexpr std::int64_t arrival_row(std::int32_t src) const {
+    return arrivals + 4ll * src * kArrivals;
   }
   // First word of src's chunks.
   MOE_EP_HD constexpr std::int64_t chunk_row(std::int32_t src) const {

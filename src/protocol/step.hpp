@@ -26,6 +26,10 @@ struct Workspace {
   MOE_EP_HD PeerLine* line(std::int32_t owner, std::int32_t src) const {
     return reinterpret_cast<PeerLine*>(slice(owner) + layout.line(src));
   }
+  // The same of the words for the blocks of src's dispatch.
+  MOE_EP_HD std::uint32_t* arrivals(std::int32_t owner, std::int32_t src) const {
+    return reinterpret_cast<std::uint32_t*>(slice(owner) + layout.arrival_row(src));
+  }
   MOE_EP_HD std::int32_t* recv_counts() const {
     return reinterpret_cast<std::int32_t*>(own() + layout.recv_counts);
   }
@@ -92,7 +96,7 @@ enum CombineFormat : std::int32_t {
 enum class CombineField : std::int32_t { kRowBytes = 0, kFormat = 1 };
 
 // PeerLine::combine_code: row bytes, CombineFormat and whether the rows lie in the combine region
-// when the flag is raised (always on the host; a device may announce them chunk by chunk). Row
+// when the flag is raised (always on the host; a device may announce them part by part). Row
 // sizes from 2^28 on lose their upper bits: the code is compared, not computed with.
 inline constexpr std::uint32_t kRowsPlaced = 8;
 

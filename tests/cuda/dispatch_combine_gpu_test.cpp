@@ -95,13 +95,13 @@ void choose_tuning(Step& step, Random& random) {
   const int way = pick(random, 0, 3);
   const int push_percent = pick(random, 1, 90);
   const int threads = pick(random, 0, 1) == 0 ? 512 : 1024;
-  const std::int64_t chunk_bytes = pick(random, 0, 1) == 0 ? 0 : 16 << 10;
+  const std::int64_t part_bytes = pick(random, 0, 1) == 0 ? 1 : 4 << 10;
   for (StepRank& rank : step.ranks()) {
     rank.tuning.push_bytes = way == 0 ? -1 : 0;
     rank.tuning.min_push_sms = way == 1 || pick(random, 0, 1) == 0 ? 1 : 1000;
     rank.tuning.threads = threads;
-    rank.tuning.push_percent = push_percent;
-    rank.tuning.chunk_bytes = chunk_bytes;
+    rank.tuning.push_percent = rank.tuning.fp8_push_percent = push_percent;
+    rank.tuning.part_bytes = part_bytes;
   }
 }
 

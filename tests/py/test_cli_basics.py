@@ -144,7 +144,7 @@ def test_documented_options_exist():
         for parameter in command.params:
             known |= {*parameter.opts, *parameter.secondary_opts}
     root = Path(__file__).parents[2]
-    for name in ("cli.md", "benchmark.md"):
+    for name in ("cli.md", "benchmarks.md"):
         text = (root / "docs" / name).read_text()
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", text))
         assert named <= known, name

@@ -1,1 +1,1 @@
-"""Measurements of dispatch and combine, for ``moe-ep bench``; docs/benchmark.md defines them."""
+"""Measurements of dispatch and combine, for ``moe-ep bench``; docs/benchmarks.md defines them."""

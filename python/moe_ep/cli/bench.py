@@ -128,7 +128,7 @@ def bench(
 ) -> None:
     """Time dispatch and combine, and memcpy and Gloo beside them.
 
-    Every case is checked bit by bit before it is timed. docs/benchmark.md says what is measured
+    Every case is checked bit by bit before it is timed. docs/benchmarks.md says what is measured
     and how.
     """
     from ..bench.gpu.seat import GPU_BACKENDS

@@ -72,14 +72,12 @@ template <int Words>
 struct RankBits {
   std::uint32_t words[Words] = {};
 
-  __device__ __forceinline__ void set(std::int32_t rank) {
-    if constexpr (Words == 1) {
-      words[0] |= 1u << rank;
-    } else {
+  // Adds `rank` if `exists`. Without a branch: lanes differ.
+  __device__ __forceinline__ void set(std::int32_t rank, bool exists = true) {
+    const std::uint32_t bit = exists ? 1u << (static_cast<std::uint32_t>(rank) % 32) : 0;
 #pragma unroll
-      for (int word = 0; word < Words; ++word) {
-        if (rank / 32 == word) words[word] |= 1u << (rank % 32);
-      }
+    for (int word = 0; word < Words; ++word) {
+      if (Words == 1 || rank / 32 == word) words[word] |= bit;
     }
   }
   __device__ __forceinline__ bool test(std::int32_t rank) const {
@@ -129,38 +127,66 @@ __device__ __forceinline__ RankBits<Words> to_bits(const RankMask* mask) {
   return bits;
 }
 
-// Adds the ranks that own one of `top_k` ids, if there are any.
-template <class Id, int Words>
+// Adds the ranks that own one of `top_k` ids, if there are any. Lanes have rows of their own, so a
+// load costs the same whatever its width: `Width` bytes hold several ids.
+template <class Id, int Width, int Words>
 __device__ __forceinline__ void add_owners(RankBits<Words>& ranks, const FastOwnership& ownership,
-                                           const Id* ids, std::int32_t top_k, bool exist) {
-  constexpr int kBatch = 8;  // loads on their way at once
-  for (std::int32_t first = 0; first < top_k; first += kBatch) {
-    Id batch[kBatch];
+                                           const std::byte* ids, std::int32_t top_k, bool exist) {
+  constexpr int kIds = Width / static_cast<int>(sizeof(Id));  // of a vector
+  constexpr int kBatch = kIds > 4 ? 1 : 8 / kIds;             // vectors on their way at once
+  for (std::int32_t first = 0; first < top_k; first += kBatch * kIds) {
+    uint4 batch[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      batch[i] = exist && first + i < top_k ? ids[first + i] : Id{-1};
+      batch[i] = make_uint4(~0u, ~0u, ~0u, ~0u);
+      if (exist && first + i * kIds < top_k) {
+        const std::byte* from = ids + (first + i * kIds) * static_cast<int>(sizeof(Id));
+        if constexpr (Width == 4) {
+          batch[i].x = *reinterpret_cast<const std::uint32_t*>(from);  // the next ones are in L1
+        } else {
+          batch[i] = load_vector<Width>(from);
+        }
+      }
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      if (!ownership.is_void(batch[i])) {
-        ranks.set(ownership.owner(static_cast<std::int32_t>(batch[i])));
+      const std::uint32_t words[] = {batch[i].x, batch[i].y, batch[i].z, batch[i].w};
+#pragma unroll
+      for (int k = 0; k < kIds; ++k) {
+        Id id;
+        if constexpr (sizeof(Id) == 8) {
+          id = static_cast<Id>(std::uint64_t{words[2 * k + 1]} << 32 | words[2 * k]);
+        } else {
+          id = static_cast<Id>(words[k]);
+        }
+        ranks.set(ownership.owner(static_cast<std::int32_t>(id)), !ownership.is_void(id));
       }
     }
   }
 }
 
-// The active ranks that `token` visits; none unless it exists.
+// The active ranks that `token` visits; none unless it exists. `width` divides the addresses, the
+// stride and the bytes of the rows of ids.
 template <int Words>
 __device__ __forceinline__ RankBits<Words> ranks_of_token(const protocol::DispatchParams& params,
                                                           const FastOwnership& ownership,
                                                           const RankBits<Words>& active,
-                                                          std::int32_t token, bool exists) {
+                                                          std::int32_t token, bool exists,
+                                                          std::int32_t width = 4) {
   RankBits<Words> ranks;
   const std::byte* ids = params.topk_ids + token * params.topk_ids_stride;
   if (params.wide_ids) {
-    add_owners(ranks, ownership, reinterpret_cast<const std::int64_t*>(ids), params.top_k, exists);
+    if (width == 16) {
+      add_owners<std::int64_t, 16>(ranks, ownership, ids, params.top_k, exists);
+    } else {
+      add_owners<std::int64_t, 8>(ranks, ownership, ids, params.top_k, exists);
+    }
+  } else if (width == 16) {
+    add_owners<std::int32_t, 16>(ranks, ownership, ids, params.top_k, exists);
+  } else if (width == 8) {
+    add_owners<std::int32_t, 8>(ranks, ownership, ids, params.top_k, exists);
   } else {
-    add_owners(ranks, ownership, reinterpret_cast<const std::int32_t*>(ids), params.top_k, exists);
+    add_owners<std::int32_t, 4>(ranks, ownership, ids, params.top_k, exists);
   }
 #pragma unroll
   for (int word = 0; word < Words; ++word)

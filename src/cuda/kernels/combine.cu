@@ -25,21 +25,32 @@ std::uint64_t bits_of(std::int64_t value) {
   return static_cast<std::uint64_t>(value);
 }
 
+// With more loads from peers on their way at once than these threads issue, links get slower.
+constexpr std::int32_t kPullThreads = 68 << 10;
+constexpr std::int64_t kManyBytes = 1 << 20;
+
 constexpr std::int64_t kMaxUnits = std::int64_t{1} << 30;  // numbered in 32 bits
 
 constexpr std::int64_t ceil_div(std::int64_t value, std::int64_t by) {
   return (value + by - 1) / by;
 }
 
-// Rows that share a flag: the same on every rank.
-std::int32_t chunk_shift(std::int64_t row_bytes, std::int64_t chunk_bytes) {
-  constexpr std::int32_t kMaxShift = 6;
-  std::int32_t shift = 0;
-  while ((1 << shift) < protocol::kMinChunkRows)
-    ++shift;
-  while (shift < kMaxShift && (row_bytes << shift) < chunk_bytes)
-    ++shift;
-  return shift;
+// `value`, but `most` at most and, above all, `least` at least.
+constexpr std::int64_t within(std::int64_t value, std::int64_t least, std::int64_t most) {
+  const std::int64_t capped = value < most ? value : most;
+  return capped > least ? capped : least;
+}
+
+// Cuts rows into parts with a flag each: the same on every rank. A part holds whole rounds of every
+// variant.
+void cut_rows(CombineArgs& args, std::int64_t wire_bytes, bool fp8, std::int64_t part_bytes) {
+  const std::int32_t grain = fp8 ? 512 : 256;
+  const std::int64_t grains = ceil_div(args.params.elements, grain);
+  const bool countable = args.params.tokens_per_rank <= kMaxUnits / protocol::kMaxParts;
+  const std::int64_t most = countable ? within(protocol::kMaxParts, 1, grains) : 1;
+  const std::int64_t wanted = within(ceil_div(wire_bytes, part_bytes), 1, most);
+  args.part_elements = static_cast<std::int32_t>(ceil_div(grains, wanted)) * grain;
+  args.num_parts = static_cast<std::int32_t>(ceil_div(args.params.elements, args.part_elements));
 }
 
 bool overlap(const std::byte* a, std::int64_t a_bytes, const std::byte* b, std::int64_t b_bytes) {
@@ -100,17 +111,14 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   args.output = output;
   args.record = options.record;
   args.early = options.early();
-  args.rehearse = args.early && workspace.layout.num_ranks > 1;
   args.place = params.expert_output != nullptr || fp8;
   args.code = protocol::combine_code(params.row_bytes, params.format);
   args.finite_only = fp8_asked && !fp8;
   args.wire_stride = fp8 ? ceil_div(wire_bytes, 16) * 16 : params.row_bytes;
   args.landing_begin = workspace.layout.combine + protocol::align_up(rows * params.row_bytes);
   args.landing_end = workspace.layout.slice_bytes / protocol::kAlign * protocol::kAlign;
-  args.chunk_shift = chunk_shift(wire_bytes, tuning.chunk_bytes);
-  args.num_tiles = static_cast<std::int32_t>(ceil_div(params.tokens_per_rank, args.chunk_rows()));
   args.push = workspace.layout.num_ranks > 1 && tuning.push_bytes >= 0 &&
-              params.tokens_per_rank * wire_bytes >= tuning.push_bytes;
+              params.tokens_per_rank * params.row_bytes >= tuning.push_bytes;
   if (!args.push && workspace.layout.num_ranks > 1 && lies_in_slice(params)) {
     const cudaError_t error = place_expert_output(params, stream);
     if (error != cudaSuccess) return error;
@@ -125,25 +133,30 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
                                  bits_of(params.expert_output_stride);
   const bool wide = row_width(row_bits) == 16 && (!fp8 || params.elements % 16 == 0);
   args.copy_width = row_width(row_bits);
-  args.copy_pieces = static_cast<std::int32_t>(
-      ceil_div(params.row_bytes, piece_bytes<kCopyVectors>(args.copy_width)));
   args.wide_output = row_width(bits_of(output.rows) | bits_of(output.stride)) == 16;
   const bool quantised = output.format != OutputFormat::kPlain;
   const CombineVariant variant = variant_for(params.format, fp8, wide, quantised);
 
   const std::int32_t held = combine_threads(fp8, quantised);
-  const std::int32_t threads = tuning.threads < held ? tuning.threads : held;
+  std::int32_t threads = tuning.threads < held ? tuning.threads : held;
+  const bool many = params.tokens_per_rank * params.row_bytes >= kManyBytes;
+  if (!args.push && many) {
+    const std::int32_t share = kPullThreads / options.sms() / kWarp * kWarp;
+    threads = static_cast<std::int32_t>(within(share, kWarp, threads));
+  }
   std::int32_t blocks = options.max_blocks(threads, held);
   const std::int64_t num_rounds = ceil_div(params.elements, variant.round);
   const std::int32_t warps = threads / kWarp;
   if (args.push) {
     args.ask_landing = options.sms() >= tuning.min_push_sms && landing_is_free(args);
-    if (blocks > args.num_tiles) blocks = args.num_tiles;
-    args.push_blocks = blocks * tuning.push_percent / 100;
-    if (args.push_blocks < 1) args.push_blocks = 1;
-    args.rounds_per_unit =
-        static_cast<std::int32_t>(ceil_div(num_rounds * args.chunk_rows(), warps));
+    cut_rows(args, wire_bytes, fp8, tuning.part_bytes);
+    const std::int64_t useful = 2 * ceil_div(params.tokens_per_rank * args.num_parts, warps);
+    if (blocks > useful) blocks = static_cast<std::int32_t>(useful);
+    const std::int32_t percent = fp8 ? tuning.fp8_push_percent : tuning.push_percent;
+    args.push_warps = static_cast<std::int32_t>(within(warps * percent / 100, 1, warps - 1));
+    args.rounds_per_unit = args.part_elements / variant.round;
   } else {
+    cut_rows(args, wire_bytes, fp8, wire_bytes + 1);  // one part, also of no bytes
     // As many units as warps, if there is that much to do.
     args.rounds_per_unit = static_cast<std::int32_t>(
         ceil_div(num_rounds * params.num_tokens, static_cast<std::int64_t>(blocks) * warps));
@@ -160,10 +173,14 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
   args.units = FastDivide::make(units_per_token);
   if (!args.push) {
     const std::int64_t sums = ceil_div(params.num_tokens * units_per_token, warps);
-    const std::int64_t tiles = args.place ? args.num_tiles : 1;
-    const std::int64_t useful = sums > tiles ? sums : tiles;
+    // A warp copies a row, a block encodes one where it lies.
+    const bool by_blocks = fp8 && params.expert_output == nullptr;
+    const std::int64_t copied = ceil_div(rows - params.tokens_per_rank, warps);
+    const std::int64_t sent = !args.place ? 1 : by_blocks ? params.tokens_per_rank : copied;
+    const std::int64_t useful = within(sums, sent > 0 ? sent : 1, sums);
     if (blocks > useful) blocks = static_cast<std::int32_t>(useful);
   }
+  args.rehearse = options.early() && workspace.layout.num_ranks > 1;
   const std::size_t scale_bytes = fp8 ? 4 * protocol::fp8_num_blocks(params.elements) : 0;
   return enqueue(args.push ? variant.push : variant.pull, blocks, threads, scale_bytes, options.pdl,
                  stream, args);

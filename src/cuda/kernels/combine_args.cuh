@@ -11,7 +11,7 @@
 namespace moe_ep::cuda {
 
 // Vectors a lane holds of a row that is copied.
-inline constexpr int kCopyVectors = 4;
+inline constexpr int kCopyVectors = 8;
 
 struct CombineArgs {
   protocol::CombineParams params;
@@ -24,12 +24,11 @@ struct CombineArgs {
   bool place = false;        // own rows are not in the combine region in wire form
   bool finite_only = false;  // FP8 was asked for, but rows are too short for it to pay
   bool wide_output = false;
-  std::uint32_t code = 0;        // combine_code() of the step
-  std::int32_t chunk_shift = 0;  // log2 of the rows that share a flag
-  std::int32_t num_tiles = 0;    // of chunk_rows() rows
-  std::int32_t push_blocks = 0;  // that send and do not sum, if there is anything to send
-  std::int32_t copy_width = 1;   // of a row that is copied as it is
-  std::int32_t copy_pieces = 1;
+  std::uint32_t code = 0;      // combine_code() of the step
+  std::int32_t num_parts = 1;  // of a row, each with a flag of its own
+  std::int32_t part_elements = 0;
+  std::int32_t push_warps = 0;       // of a block, that send and do not sum, if there is anything
+  std::int32_t copy_width = 1;       // of a row that is copied as it is
   std::int32_t rounds_per_unit = 1;  // of a warp's share of a token's sum
   FastDivide units;                  // divides by units_per_token
   std::int64_t wire_stride = 0;      // distance of rows where they land
@@ -37,18 +36,17 @@ struct CombineArgs {
   std::int64_t landing_end = 0;
 
   MOE_EP_HD std::int32_t units_per_token() const { return units.divisor; }
-  MOE_EP_HD std::int32_t chunk_rows() const { return 1 << chunk_shift; }
   // This rank's expert output for row `row` of block `src`, as the caller left it.
   MOE_EP_HD const std::byte* own_row(std::int32_t src, std::int32_t row) const {
     if (params.expert_output == nullptr) return params.row(params.workspace.rank, src, row);
     const std::int64_t index = static_cast<std::int64_t>(src) * params.tokens_per_rank + row;
     return params.expert_output + index * params.expert_output_stride;
   }
-  // The flag of a chunk of `src`'s rows in `owner`'s slice.
-  MOE_EP_HD std::uint32_t* chunk(std::int32_t owner, std::int32_t src, std::int32_t index) const {
+  // The flags of the parts of `src`'s row for a row of `owner`.
+  MOE_EP_HD std::uint32_t* flags(std::int32_t owner, std::int32_t src, std::int32_t row) const {
     return reinterpret_cast<std::uint32_t*>(params.workspace.slice(owner) +
                                             params.workspace.layout.chunk_row(src)) +
-           index;
+           static_cast<std::int64_t>(row) * protocol::kMaxParts;
   }
 };
 
@@ -60,7 +58,7 @@ struct CombineTables {
       landing_out[kMaxRanks];  // where this rank pushes to, in a peer's slice; -1: it pulls
   std::int32_t recv_counts[kMaxRanks];
   SharedMask active;
-  SharedMask placed;  // ranks whose rows need no chunk flags
+  SharedMask placed;  // ranks whose rows need no flags
 };
 
 __device__ __forceinline__ Patience patience_of(const CombineArgs& args) {

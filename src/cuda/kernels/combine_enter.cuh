@@ -9,15 +9,17 @@
 namespace moe_ep::cuda {
 
 // Copies of what a block that sends rows looks up again and again. A barrier must follow.
-__device__ __forceinline__ void load_tables(CombineTables& tables, const CombineArgs& args) {
+__device__ __forceinline__ void load_tables(CombineTables& tables, const CombineArgs& args,
+                                            bool live) {
   const protocol::Workspace& workspace = args.params.workspace;
   if (threadIdx.x < kRankMaskWords) {
-    tables.active.words[threadIdx.x] = workspace.header()->active.words[threadIdx.x];
+    tables.active.words[threadIdx.x] = live ? workspace.header()->active.words[threadIdx.x] : 0;
     tables.placed.words[threadIdx.x] = 0;
   }
   for (std::int32_t rank = static_cast<std::int32_t>(threadIdx.x);
        rank < workspace.layout.num_ranks; rank += static_cast<std::int32_t>(blockDim.x)) {
-    tables.recv_counts[rank] = protocol::num_received(workspace, args.params.tokens_per_rank, rank);
+    tables.recv_counts[rank] =
+        live ? protocol::num_received(workspace, args.params.tokens_per_rank, rank) : 0;
     tables.landing_in[rank] = -1;
     tables.landing_out[rank] = -1;
   }
@@ -25,14 +27,15 @@ __device__ __forceinline__ void load_tables(CombineTables& tables, const Combine
 
 // Shares the room behind the combine region out to the peers, first come first served. All blocks
 // come to the same result. Ends with a barrier.
-__device__ __forceinline__ void share_landing(CombineTables& tables, const CombineArgs& args) {
+__device__ __forceinline__ void share_landing(CombineTables& tables, const CombineArgs& args,
+                                              bool live) {
   const protocol::Workspace& workspace = args.params.workspace;
   const protocol::WorkspaceLayout& layout = workspace.layout;
   if (warp_id() == 0) {
     std::int64_t at = args.landing_begin;
     for (std::int32_t first = 0; first < layout.num_ranks; first += kWarp) {
       const std::int32_t own = first + lane_id();
-      const std::int32_t sent = own < layout.num_ranks ? workspace.send_counts()[own] : 0;
+      const std::int32_t sent = live && own < layout.num_ranks ? workspace.send_counts()[own] : 0;
       const std::int32_t rows = protocol::within_block(sent, args.params.tokens_per_rank);
       for (std::int32_t peer = first; peer < first + kWarp && peer < layout.num_ranks; ++peer) {
         const std::int64_t bytes =
@@ -73,13 +76,14 @@ __device__ __forceinline__ void announce(const CombineTables& tables, const Comb
 
 // Awaits all active peers' entries and checks that they combine alike; keeps what they announce.
 // One warp. False, with the failure recorded, if some did not come or differ.
-__device__ inline bool await_entries(CombineTables& tables, const CombineArgs& args, Epoch epoch) {
+__device__ inline bool await_entries(CombineTables& tables, const CombineArgs& args, Epoch epoch,
+                                     bool live) {
   const protocol::Workspace& workspace = args.params.workspace;
   protocol::SliceHeader* header = workspace.header();
   const std::uint32_t want = args.code;
   for (std::int32_t first = 0; first < workspace.layout.num_ranks; first += kWarp) {
     const std::int32_t peer = first + lane_id();
-    const bool awaited = peer < workspace.layout.num_ranks && peer != workspace.rank &&
+    const bool awaited = live && peer < workspace.layout.num_ranks && peer != workspace.rank &&
                          test_rank(&header->active, peer);
     std::uint32_t code = want;
     std::uint32_t landing = protocol::kNoLanding;

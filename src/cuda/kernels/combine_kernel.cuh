@@ -13,71 +13,84 @@
 
 namespace moe_ep::cuda {
 
+// Rows in FP8 wire form that stay where they are. All blocks.
+template <class Codec, bool Fp8, bool Wide>
+__device__ __forceinline__ void encode_own(const CombineTables& tables, const CombineArgs& args,
+                                           Epoch epoch, float* scales) {
+  if constexpr (Fp8) {
+    if (args.params.expert_output == nullptr) {
+      encode_rows<Codec, Wide>(tables, args, epoch, scales);
+    }
+  }
+}
+
 // A small step: every rank pulls. Neighbouring units lie on different multiprocessors, so that they
 // are spread over all of them.
 template <class Codec, bool Fp8, bool Wide, class Sum>
 __device__ __forceinline__ void pull(CombineTables& tables, float* scales, const CombineArgs& args,
                                      bool live) {
-  const protocol::CombineParams& params = args.params;
   const auto block = static_cast<std::int32_t>(blockIdx.x);
   const auto num_blocks = static_cast<std::int32_t>(gridDim.x);
+  const std::int32_t warp = warp_id() * num_blocks + block;
+  const std::int32_t all_warps = num_warps() * num_blocks;
   const bool last_warp = warp_id() == num_warps() - 1;
   if (live) wait_for_producers();
-  const StepState state = StepState::load(params.workspace.header(), live);
+  const StepState state = StepState::load(args.params.workspace.header(), live);
   if (live && args.place) {
-    load_tables(tables, args);
+    load_tables(tables, args, true);
     if (__syncthreads_or(state.failed)) return;  // also if a thread saw it that another did not
   } else if (state.failed) {
     return;  // the same in a warp, and no barrier follows
   }
   if (block == 0 && last_warp) announce(tables, args, state.epoch, live);
-  if (live && block == 0 && threadIdx.x == 0) params.workspace.header()->combined = state.epoch;
-  for (std::int32_t tile = block; live && args.place && tile < args.num_tiles; tile += num_blocks) {
-    send_tile<Codec, Fp8, Wide>(tables, args, state.epoch, tile, scales);
+  if (live && block == 0 && threadIdx.x == 0)
+    args.params.workspace.header()->combined = state.epoch;
+  if (live && args.place) {
+    encode_own<Codec, Fp8, Wide>(tables, args, state.epoch, scales);
+    send_rows<Codec, Fp8, Wide>(tables, args, state.epoch, warp, all_warps, true);
   }
-  sum_tokens<Sum>(tables, args, state.epoch,
-                  {0, params.num_tokens, warp_id() * num_blocks + block, num_warps() * num_blocks},
-                  live);
+  sum_tokens<Sum>(tables, args, state.epoch, warp, all_warps, live);
   // One warp awaits also those who have no row for this rank: the step ends with all of them.
-  if (live && block == 0 && last_warp) await_entries(tables, args, state.epoch);
+  if (live && block == 0 && last_warp) await_entries(tables, args, state.epoch, true);
 }
 
-// A large step. The first blocks send and the others sum, one tile's tokens after another's.
+// A large step. The first warps of each block send and the others sum, in the order of rows and
+// tokens.
 template <class Codec, bool Fp8, bool Wide, class Sum>
-__device__ __forceinline__ void push(CombineTables& tables, float* scales,
-                                     const CombineArgs& args) {
+__device__ __forceinline__ void push(CombineTables& tables, float* scales, const CombineArgs& args,
+                                     bool live) {
   const protocol::CombineParams& params = args.params;
   const auto block = static_cast<std::int32_t>(blockIdx.x);
   const auto num_blocks = static_cast<std::int32_t>(gridDim.x);
   protocol::SliceHeader* header = params.workspace.header();
-  wait_for_producers();
-  const StepState state = StepState::load(header);
+  if (live) wait_for_producers();
+  const StepState state = StepState::load(header, live);
   const Epoch epoch = state.epoch;
-  load_tables(tables, args);
+  load_tables(tables, args, live);
   if (__syncthreads_or(state.failed)) return;  // also if a thread saw it that another did not
-  if (args.ask_landing) share_landing(tables, args);
-  if (block == 0 && warp_id() == 0) announce(tables, args, epoch, true);
-  if (__syncthreads_or(warp_id() == 0 && !await_entries(tables, args, epoch))) return;
+  if (args.ask_landing) share_landing(tables, args, live);
+  if (block == 0 && warp_id() == 0) announce(tables, args, epoch, live);
+  if (__syncthreads_or(warp_id() == 0 && !await_entries(tables, args, epoch, live))) return;
 
-  bool anything = args.place;
+  bool anything = args.place || !live;
   for (std::int32_t peer = static_cast<std::int32_t>(threadIdx.x);
        peer < params.workspace.layout.num_ranks; peer += static_cast<std::int32_t>(blockDim.x)) {
     anything = anything || tables.landing_out[peer] >= 0;
   }
-  const std::int32_t senders = __syncthreads_or(anything) ? args.push_blocks : 0;
-  for (std::int32_t tile = block; block < senders && tile < args.num_tiles; tile += senders) {
-    send_tile<Codec, Fp8, Wide>(tables, args, epoch, tile, scales);
+  const std::int32_t senders = __syncthreads_or(anything) ? args.push_warps : 0;
+  if (live && args.place) encode_own<Codec, Fp8, Wide>(tables, args, epoch, scales);
+  if (warp_id() < senders) {
+    send_rows<Codec, Fp8, Wide>(tables, args, epoch, warp_id() * num_blocks + block,
+                                senders * num_blocks, live);
   }
-  // A block on its own does both.
-  const std::int32_t first_adder = num_blocks > 1 ? senders : 0;
-  for (std::int32_t tile = block - first_adder; tile >= 0 && tile < args.num_tiles;
-       tile += num_blocks - first_adder) {
-    const std::int32_t first = tile << args.chunk_shift;
-    const std::int32_t count = min(args.chunk_rows(), params.num_tokens - first);
-    if (!sum_tokens<Sum>(tables, args, epoch, {first, count, warp_id(), num_warps()}, true)) break;
+  // A warp on its own does both.
+  const std::int32_t first_adder = num_warps() > 1 ? senders : 0;
+  if (warp_id() >= first_adder) {
+    sum_tokens<Sum>(tables, args, epoch, (warp_id() - first_adder) * num_blocks + block,
+                    (num_warps() - first_adder) * num_blocks, live);
   }
   __syncthreads();
-  if (warp_id() != 0 || !arrive_last(&header->combine_arrivals)) return;
+  if (warp_id() != 0 || !arrive_last(&header->combine_arrivals, live) || !live) return;
   if (lane_id() == 0) {
     header->combined = epoch;
     header->combine_arrivals = 0;
@@ -116,7 +129,11 @@ __global__ void __launch_bounds__(combine_threads(Fp8, Quantised), 1)
   CombineTables& tables = shared_object<CombineTables>();
   float* scales = dynamic_shared<float>();
   if (args.early) launch_dependents();
-  push<Codec, Fp8, Wide, SumOf<Codec, Fp8, Wide, Quantised>>(tables, scales, args);
+#pragma unroll 1
+  for (int act = first_act(args.rehearse); act <= kLastAct; ++act) {
+    push<Codec, Fp8, Wide, SumOf<Codec, Fp8, Wide, Quantised>>(tables, scales, args, opaque(act));
+    if (act < kLastAct) __syncthreads();  // warps are done with the tables
+  }
   if constexpr (Quantised) {
     clear_scale_padding(args.output, args.params.num_tokens, args.params.elements);
   }

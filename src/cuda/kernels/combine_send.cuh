@@ -1,4 +1,7 @@
 // Second part of a combine: bringing this rank's rows to where they are read.
+//
+// A warp sends a part of a row and raises its flag by itself: while it waits for the fence in front
+// of the flag, the other warps of the block go on.
 #pragma once
 
 #include "cuda/device/fp8_rows.cuh"
@@ -7,89 +10,102 @@
 
 namespace moe_ep::cuda {
 
-// Where the first row of a tile goes for one peer, or nothing: its rows stay where they are.
-struct TileTarget {
-  std::byte* rows = nullptr;
-  std::int64_t stride = 0;
-  std::int32_t num_rows = 0;
-};
-
-__device__ __forceinline__ TileTarget tile_target(const CombineTables& tables,
-                                                  const CombineArgs& args, std::int32_t peer,
-                                                  std::int32_t tile) {
-  TileTarget target;
-  const std::int32_t first = tile << args.chunk_shift;
-  const std::int32_t left = tables.recv_counts[peer] - first;
-  if (left <= 0 || !tables.active.test(peer)) return target;
-  target.num_rows = left < args.chunk_rows() ? left : args.chunk_rows();
-  if (tables.landing_out[peer] >= 0) {
-    target.stride = args.wire_stride;
-    target.rows =
-        args.params.workspace.slice(peer) + tables.landing_out[peer] + first * args.wire_stride;
-  } else if (args.place) {
-    target.stride = args.params.row_bytes;
-    target.rows = args.params.row(args.params.workspace.rank, peer, first);
-  }
-  return target;
-}
-
-// One peer's rows of a tile, spread over the warps of the block from `warp` on.
-template <class Codec, bool Fp8, bool Wide>
-__device__ __forceinline__ void send_rows(const CombineArgs& args, const TileTarget& target,
-                                          std::int32_t peer, std::int32_t first,
-                                          std::int32_t warp) {
-  constexpr std::int32_t kUnit = kFp8UnitElements<Wide>;
-  const std::int32_t elements = args.params.elements;
-  const std::int32_t pieces = Fp8 ? (elements + kUnit - 1) / kUnit : args.copy_pieces;
-  for (std::int32_t unit = warp; unit < target.num_rows * pieces; unit += num_warps()) {
-    const std::int32_t row = unit / pieces;
-    const std::int32_t piece = unit - row * pieces;
-    const std::byte* from = args.own_row(peer, first + row);
-    std::byte* to = target.rows + row * target.stride;
-    if constexpr (Fp8) {
-      encode_to<Codec, Wide>(to, from, piece * kUnit, elements);
-    } else {
-      Piece<kCopyVectors> held;
-      const auto offset = static_cast<std::uint32_t>(piece) *
-                          static_cast<std::uint32_t>(piece_bytes<kCopyVectors>(args.copy_width));
-      const auto row_bytes = static_cast<std::uint32_t>(args.params.row_bytes);
-      load_piece(held, from, offset, row_bytes, args.copy_width);
-      store_piece(held, to, offset, row_bytes, args.copy_width);
-    }
-  }
-}
-
-// Sends tile `tile` to every peer and raises its flags. The whole block; peers in a rotated order,
-// so that not all ranks write to the same one.
-template <class Codec, bool Fp8, bool Wide>
-__device__ __forceinline__ void send_tile(const CombineTables& tables, const CombineArgs& args,
-                                          Epoch epoch, std::int32_t tile, float* scales) {
+// Where this rank's row `row` goes for one peer, or null: there is none, or it stays where it is.
+__device__ __forceinline__ std::byte* row_target(const CombineTables& tables,
+                                                 const CombineArgs& args, std::int32_t peer,
+                                                 std::int32_t row) {
+  if (row >= tables.recv_counts[peer] || !tables.active.test(peer)) return nullptr;
   const protocol::Workspace& workspace = args.params.workspace;
-  const std::int32_t num_ranks = workspace.layout.num_ranks;
-  const std::int32_t first = tile << args.chunk_shift;
-  std::int32_t warp = warp_id();
-  for (std::int32_t step = 1; step < num_ranks; ++step) {
-    std::int32_t peer = workspace.rank + step;
-    if (peer >= num_ranks) peer -= num_ranks;
-    const TileTarget target = tile_target(tables, args, peer, tile);
-    if (target.rows == nullptr) continue;
-    if (Fp8 && target.rows == args.own_row(peer, first)) {
-      for (std::int32_t row = 0; row < target.num_rows; ++row) {
-        encode_in_place<Codec, Wide>(target.rows + row * target.stride, args.params.elements,
-                                     scales);
-      }
-      continue;
-    }
-    send_rows<Codec, Fp8, Wide>(args, target, peer, first, warp);
-    if (++warp == num_warps()) warp = 0;  // the next peer's first rows go to other warps
+  if (tables.landing_out[peer] >= 0) {
+    return workspace.slice(peer) + tables.landing_out[peer] + row * args.wire_stride;
   }
-  __syncthreads();
-  if (warp_id() != 0) return;  // the others go on to the next tile meanwhile
-  fence_sys();                 // with the barrier: rows of the whole block before the flags
-  for (std::int32_t peer = lane_id(); peer < num_ranks; peer += kWarp) {
-    if (peer == workspace.rank) continue;
-    if (tile_target(tables, args, peer, tile).rows == nullptr) continue;
-    store_relaxed(args.chunk(peer, workspace.rank, tile), epoch);  // pairs with find_sources
+  return args.place ? args.params.row(workspace.rank, peer, row) : nullptr;
+}
+
+// The peers in a rotated order, so that not all ranks write to the same one.
+__device__ __forceinline__ std::int32_t nth_peer(const protocol::Workspace& workspace,
+                                                 std::int32_t n) {
+  const std::int32_t peer = workspace.rank + 1 + n;
+  return peer < workspace.layout.num_ranks ? peer : peer - workspace.layout.num_ranks;
+}
+
+// One part of a row that does not lie where it goes; of `elements` or, in a rehearsal, none. One
+// warp.
+template <class Codec, bool Fp8, bool Wide>
+__device__ __forceinline__ void send_part(const CombineArgs& args, std::byte* to,
+                                          const std::byte* from, std::int32_t part,
+                                          std::int32_t elements) {
+  const std::int32_t begin = part * args.part_elements;
+  const std::int32_t end = min(begin + args.part_elements, elements);
+  if constexpr (Fp8) {
+    std::int32_t first = begin;
+    do {
+      encode_to<Codec, Wide>(to, from, first, elements);
+      first += kFp8UnitElements<Wide>;
+    } while (first < end);
+  } else {
+    constexpr std::uint32_t kSize = sizeof(typename Codec::Bits);
+    const auto piece = static_cast<std::uint32_t>(piece_bytes<kCopyVectors>(args.copy_width));
+    std::uint32_t at = begin * kSize;
+    do {
+      Piece<kCopyVectors> held;
+      load_piece(held, from, at, end * kSize, args.copy_width);
+      store_piece(held, to, at, end * kSize, args.copy_width);
+      at += piece;
+    } while (at < end * kSize);
+  }
+}
+
+// Encodes the rows that stay where they are, and raises all their flags. All blocks.
+template <class Codec, bool Wide>
+__device__ __forceinline__ void encode_rows(const CombineTables& tables, const CombineArgs& args,
+                                            Epoch epoch, float* scales) {
+  const protocol::Workspace& workspace = args.params.workspace;
+  for (auto row = static_cast<std::int32_t>(blockIdx.x); row < args.params.tokens_per_rank;
+       row += static_cast<std::int32_t>(gridDim.x)) {
+    for (std::int32_t n = 0; n < workspace.layout.num_ranks - 1; ++n) {
+      const std::int32_t peer = nth_peer(workspace, n);
+      std::byte* to = row_target(tables, args, peer, row);
+      if (to == nullptr || to != args.own_row(peer, row)) continue;
+      encode_in_place<Codec, Wide>(to, args.params.elements, scales);  // ends with a barrier
+      if (warp_id() != 0) continue;
+      fence_sys();  // with the barrier: what the whole block encoded before the flags
+      if (lane_id() < args.num_parts) {
+        // Pairs with find_sources.
+        store_relaxed(args.flags(peer, workspace.rank, row) + lane_id(), epoch);
+      }
+    }
+  }
+}
+
+// Sends what warp number `warp` of `count` has to send: parts of rows. Neighbouring parts go to
+// neighbouring blocks, so that rows become complete in their order.
+template <class Codec, bool Fp8, bool Wide>
+__device__ __forceinline__ void send_rows(const CombineTables& tables, const CombineArgs& args,
+                                          Epoch epoch, std::int32_t warp, std::int32_t count,
+                                          bool live) {
+  const protocol::Workspace& workspace = args.params.workspace;
+  if (!live) {
+    send_part<Codec, Fp8, Wide>(args, workspace.own(), workspace.own(), 0, 0);
+    return;
+  }
+  const std::int32_t num_peers = workspace.layout.num_ranks - 1;
+  const std::int64_t num_units =
+      static_cast<std::int64_t>(args.params.tokens_per_rank) * num_peers * args.num_parts;
+  for (std::int64_t unit = warp; unit < num_units; unit += count) {
+    const std::int64_t visit = unit / args.num_parts;
+    const auto part = static_cast<std::int32_t>(unit - visit * args.num_parts);
+    const auto row = static_cast<std::int32_t>(visit / num_peers);
+    const std::int32_t peer =
+        nth_peer(workspace, static_cast<std::int32_t>(visit - std::int64_t{row} * num_peers));
+    std::byte* to = row_target(tables, args, peer, row);
+    const std::byte* from = args.own_row(peer, row);
+    if (to == nullptr || to == from) continue;
+    send_part<Codec, Fp8, Wide>(args, to, from, part, args.params.elements);
+    __syncwarp();
+    fence_sys();  // with the barrier: the warp's part before its flag
+    // Pairs with find_sources.
+    if (lane_id() == 0) store_relaxed(args.flags(peer, workspace.rank, row) + part, epoch);
   }
 }
 

@@ -1,8 +1,8 @@
 // Third part of a combine: one token's rows, awaited and added.
 //
 // A warp owns a unit: a range of one token's elements. It finds where the token's rows lie, waits
-// for those that come in chunks, and adds them in ascending rank order. Rows are taken kBatch at a
-// time, so that as many loads are on their way; the additions of an element stay in order.
+// for those that come part by part, and adds them in ascending rank order. Rows are taken kBatch at
+// a time, so that as many loads are on their way; the additions of an element stay in order.
 #pragma once
 
 #include "cuda/device/await.cuh"
@@ -22,9 +22,9 @@ struct TokenSources {
 
 // What a peer's entry says about its rows. Pulls only: pushing steps know it from await_entries.
 struct Entry {
-  bool late;    // it did not come
-  bool alike;   // it combines as this rank does; await_entries records if it does not
-  bool chunks;  // its rows come chunk by chunk
+  bool late;   // it did not come
+  bool alike;  // it combines as this rank does; await_entries records if it does not
+  bool parts;  // its rows come part by part
 };
 
 __device__ __forceinline__ Entry await_entry(const CombineArgs& args, Epoch epoch,
@@ -41,7 +41,8 @@ __device__ __forceinline__ Entry await_entry(const CombineArgs& args, Epoch epoc
 // Fills the warp's list of a token's rows. Waits for those that are not there yet. A rehearsal has
 // one row, of another rank.
 __device__ __forceinline__ TokenSources find_sources(CombineTables& tables, const CombineArgs& args,
-                                                     Epoch epoch, std::int32_t token, bool live) {
+                                                     Epoch epoch, std::int32_t token,
+                                                     std::int32_t part, bool live) {
   const protocol::Workspace& workspace = args.params.workspace;
   const protocol::Hop* hops = workspace.hops(token);
   const std::int32_t capacity = workspace.layout.hops_per_token();
@@ -73,14 +74,14 @@ __device__ __forceinline__ TokenSources find_sources(CombineTables& tables, cons
         list[index] = args.params.row(hop.rank, me, hop.row);
       }
       if (args.push) {
-        entry.chunks = lands || !tables.placed.test(hop.rank);
+        entry.parts = lands || !tables.placed.test(hop.rank);
       } else {
         entry = await_entry(args, epoch, hop.rank, live);
       }
-      if (entry.chunks && entry.alike && !entry.late) {
-        // Pairs with send_tile.
-        entry.late = !await_flag(patience_of(args),
-                                 args.chunk(me, hop.rank, hop.row >> args.chunk_shift), epoch);
+      if (entry.parts && entry.alike && !entry.late) {
+        // Pairs with send_rows and encode_rows.
+        entry.late =
+            live && !await_flag(patience_of(args), args.flags(me, hop.rank, hop.row) + part, epoch);
       }
     }
     if (__any_sync(~0u, entry.late || !entry.alike)) {
@@ -183,22 +184,17 @@ struct Fp8Sum {
     const std::int64_t scale_at =
         protocol::fp8_scales_offset(elements) + 4 * (element / protocol::kFp8BlockElements);
     Fp8Codes<Wide> own{};
-    if (found.own >= 0) {
-      const std::int32_t begin =
-          Wide ? first : first / protocol::kFp8BlockElements * protocol::kFp8BlockElements;
-      own = encode_unit<Codec, Wide>(list[found.own], begin, elements);
-      if (!Wide) own.words[0] >>= 8 * ((first - begin) / kWarp);
-    }
     const auto load = [&](Part& part, std::int32_t row) {
-      if (row == found.own) {
-        part.scale = own.scale;
-        part.codes.x = own.words[0];
-        if constexpr (Wide) {
-          part.codes = make_uint4(own.words[0], own.words[1], own.words[2], own.words[3]);
-        }
-      } else if (valid) {
-        part.codes = load_vector<kElements>(list[row] + element);
-        part.scale = load_scale(list[row] + scale_at, Wide);
+      if (row == found.own || !valid) return;
+      part.codes = load_vector<kElements>(list[row] + element);
+      part.scale = load_scale(list[row] + scale_at, Wide);
+    };
+    const auto take_own = [&](Part& part, std::int32_t row) {
+      if (row != found.own) return;
+      part.scale = own.scale;
+      part.codes.x = own.words[0];
+      if constexpr (Wide) {
+        part.codes = make_uint4(own.words[0], own.words[1], own.words[2], own.words[3]);
       }
     };
     // The first rows are loaded whole; of the others only scales, for the lift.
@@ -207,6 +203,15 @@ struct Fp8Sum {
     for (int b = 0; b < kBatch; ++b) {
       if (b < found.count) load(parts[b], b);
     }
+    if (found.own >= 0) {  // while the others are on their way
+      const std::int32_t begin =
+          Wide ? first : first / protocol::kFp8BlockElements * protocol::kFp8BlockElements;
+      own = encode_unit<Codec, Wide>(list[found.own], begin, elements);
+      if (!Wide) own.words[0] >>= 8 * ((first - begin) / kWarp);
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b)
+      take_own(parts[b], b);
     float max_scale = 0.0f;
     for (std::int32_t row = kBatch; valid && row < found.count; ++row) {
       const float scale = row == found.own ? own.scale : load_scale(list[row] + scale_at, Wide);
@@ -225,7 +230,9 @@ struct Fp8Sum {
     for (std::int32_t row = 0; row < found.count; row += kBatch) {
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
-        if (row > 0 && row + b < found.count) load(parts[b], row + b);
+        if (row == 0 || row + b >= found.count) continue;
+        load(parts[b], row + b);
+        take_own(parts[b], row + b);
       }
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
@@ -252,26 +259,20 @@ struct Fp8Sum {
   }
 };
 
-// What one warp of those that share some tokens' sums takes on: every num_warps-th unit, from its
-// own number on. sum_tokens is false if a wait ran out.
-struct SumShare {
-  std::int32_t first_token;
-  std::int32_t num_tokens;
-  std::int32_t warp;
-  std::int32_t num_warps;
-};
-
+// Adds every num_warps-th unit from number `warp` on. False if a wait ran out.
 template <class Sum>
 __device__ __forceinline__ bool sum_tokens(CombineTables& tables, const CombineArgs& args,
-                                           Epoch epoch, const SumShare& share, bool live) {
-  const std::int32_t num_units = share.num_tokens * args.units_per_token();
+                                           Epoch epoch, std::int32_t warp, std::int32_t num_warps,
+                                           bool live) {
+  const std::int32_t num_units = args.params.num_tokens * args.units_per_token();
   const std::int32_t unit_elements = args.rounds_per_unit * Sum::kRound;
-  for (std::int32_t unit = share.warp; unit < num_units; unit += share.num_warps) {
-    const std::int32_t local = args.units(unit);
-    const std::int32_t token = share.first_token + local;
-    const TokenSources found = find_sources(tables, args, epoch, token, live);
+  for (std::int32_t unit = warp; unit < num_units; unit += num_warps) {
+    const std::int32_t token = args.units(unit);
+    const std::int32_t index = unit - token * args.units_per_token();
+    const TokenSources found =
+        find_sources(tables, args, epoch, token, args.num_parts > 1 ? index : 0, live);
     if (found.count < 0) return false;
-    const std::int32_t begin = (unit - local * args.units_per_token()) * unit_elements;
+    const std::int32_t begin = index * unit_elements;
     const std::int32_t end = min(begin + unit_elements, args.params.elements);
     for (std::int32_t first = begin; first < end; first += Sum::kRound) {
       Sum::add_round(args, tables.sources[warp_id()], found, token, first,

@@ -4,12 +4,13 @@
 // asking other blocks, so no block waits for another before it sends:
 //
 //   count earlier tokens | route own ones by ballots | put their rows, one copy a rank they visit |
-//   last range: counts, signature, ids of rows without a token | fence | arrive
-//   last block to arrive: a flag to every active peer, then await theirs and check what they say
+//   last range: counts, signature, ids of rows without a token | fence | flags to all active ranks
+//   last block: await the flags of all blocks of all ranks and check what they say
 //
-// The other blocks are gone while the last one waits. Ids of rows without a token are written by
-// their sender, so that nothing is left to do once the flags are there; ranks that take no part are
-// marked by the receiver.
+// Every block has flags of its own (dispatch_flags.cuh), so that none of them waits for the others'
+// fences and a counter before the peers hear of it. The others are gone while the last one waits.
+// Ids of rows without a token are written by their sender, so that nothing is left to do once the
+// flags are there; ranks that take no part are marked by the receiver.
 //
 // After a combine whose peers pushed rows (SliceHeader::drain), blocks first wait until every peer
 // has read what was pushed to it, because rows of this step may land on the same bytes.

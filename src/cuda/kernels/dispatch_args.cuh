@@ -19,7 +19,9 @@ struct DispatchArgs {
   std::int32_t num_pieces = 0;                  // of a token's rows, all payloads one after another
   std::int32_t first_piece[kMaxPayloads] = {};  // num_pieces for payloads that do not exist
   std::int32_t width[kMaxPayloads] = {};
+  std::int32_t ids_width = 4;  // of the vectors in which many tokens' ids are read
   bool early = false;
+  bool rehearse = false;
 
   MOE_EP_HD const RankMask* mask() const {
     return default_mask != nullptr ? default_mask : &params.active;

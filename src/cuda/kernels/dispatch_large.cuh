@@ -4,6 +4,7 @@
 
 #include "cuda/device/shared.cuh"
 #include "cuda/kernels/dispatch_await.cuh"
+#include "cuda/kernels/dispatch_flags.cuh"
 #include "cuda/kernels/dispatch_put.cuh"
 #include "cuda/kernels/dispatch_route.cuh"
 
@@ -37,6 +38,7 @@ __device__ __forceinline__ void dispatch_range(RouteTables& routes, const Dispat
        rank += static_cast<std::int32_t>(blockDim.x)) {
     routes.next_row[rank] = 0;
   }
+  if (blockIdx.x == gridDim.x - 1) clear_missing();
   __syncthreads();
   if (live) wait_for_producers();
 
@@ -48,7 +50,6 @@ __device__ __forceinline__ void dispatch_range(RouteTables& routes, const Dispat
     begin = 0;
     end = 1;
   }
-  // The same in all blocks: only the last one to arrive changes the word.
   const bool failed =
       state.failed || (state.drain != 0 && !drain_peers(args, state.epoch, state.drain));
 
@@ -66,20 +67,18 @@ __device__ __forceinline__ void dispatch_range(RouteTables& routes, const Dispat
   if (__syncthreads_or(failed)) return;
   for (std::int32_t peer = num_warps() - 1 - warp_id(); peer < num_ranks; peer += num_warps()) {
     const bool takes_part = test_rank(live ? args.mask() : &params.active, peer);
-    if (blockIdx.x == 0) put_head(params, peer, takes_part, live);
     if (blockIdx.x == gridDim.x - 1) {
-      put_tail(params, peer, takes_part, routes.next_row[peer], live);
+      put_line(params, peer, takes_part, routes.next_row[peer], live);
     }
   }
   __syncthreads();
-  if (warp_id() != 0 || !arrive_last(&header->dispatch_arrivals, live)) return;
-  exchange_flags(
-      args, protocol::next_epoch(state.epoch),
-      [&](std::int32_t peer) {
-        return gridDim.x == 1 || !live ? routes.next_row[peer]
-                                       : __ldcg(workspace.send_counts() + peer);
-      },
-      live);
+  const Epoch epoch = protocol::next_epoch(state.epoch);
+  if (warp_id() == 0) {
+    raise_flags(
+        args, epoch, [&](std::int32_t peer) { return active.test(peer); },
+        [&](std::int32_t peer) { return routes.next_row[peer]; }, live);
+  }
+  if (blockIdx.x == gridDim.x - 1) await_flags(args, epoch, live);
 }
 
 template <int Words, int Vectors>
@@ -88,7 +87,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
   RouteTables& routes = shared_object<RouteTables>();
   if (args.early) launch_dependents();
 #pragma unroll 1
-  for (int act = first_act(args.early); act <= kLastAct; ++act) {
+  for (int act = first_act(args.rehearse); act <= kLastAct; ++act) {
     dispatch_range<Words, Vectors>(routes, args, opaque(act));
     if (act < kLastAct) __syncthreads();  // warp 0 is done with the tables
   }

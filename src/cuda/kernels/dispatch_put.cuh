@@ -86,10 +86,11 @@ __device__ __forceinline__ void mark_rows(const protocol::DispatchParams& params
     ids[i] = params.invalid_expert_id;
 }
 
-// What the first block adds for one peer: the own signature and statistics, or what a rank that
-// takes no part leaves in the own slice. One warp.
-__device__ __forceinline__ void put_head(const protocol::DispatchParams& params, std::int32_t peer,
-                                         bool takes_part, bool live) {
+// What the last block adds for one peer: the own signature and statistics, how many rows it got and
+// the ids of those that stay empty; or what a rank that takes no part leaves in the own slice. One
+// warp.
+__device__ __forceinline__ void put_line(const protocol::DispatchParams& params, std::int32_t peer,
+                                         bool takes_part, std::int32_t rows, bool live) {
   const protocol::Workspace& workspace = params.workspace;
   if (live && takes_part && lane_id() < protocol::kNumSignatureFields) {
     workspace.line(peer, workspace.rank)->signature.fields[lane_id()] =
@@ -104,12 +105,6 @@ __device__ __forceinline__ void put_head(const protocol::DispatchParams& params,
     }
   }
   if (live && !takes_part && params.ids_payload >= 0) mark_rows(params, workspace.rank, peer, 0);
-}
-
-// What the block with the last tokens adds for one peer: how many rows it got, and the ids of those
-// that stay empty. One warp.
-__device__ __forceinline__ void put_tail(const protocol::DispatchParams& params, std::int32_t peer,
-                                         bool takes_part, std::int32_t rows, bool live) {
   if (live && lane_id() == 0) params.workspace.send_counts()[peer] = rows;
   if (takes_part && params.ids_payload >= 0 && rows < params.tokens_per_rank) {
     mark_rows(params, peer, params.workspace.rank, live ? rows : params.tokens_per_rank);

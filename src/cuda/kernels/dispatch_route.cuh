@@ -27,8 +27,8 @@ __device__ __forceinline__ void count_earlier(RouteTables& tables, const Dispatc
   bool any = false;
   for (std::int32_t group = warp_id() * kWarp; group < first; group += num_warps() * kWarp) {
     const std::int32_t token = group + lane_id();
-    const auto ranks =
-        ranks_of_token<Words>(args.params, args.ownership, active, token, live && token < first);
+    const auto ranks = ranks_of_token<Words>(args.params, args.ownership, active, token,
+                                             live && token < first, args.ids_width);
     for_each_ballot(ranks, num_ranks, [&](auto word, int bit, std::uint32_t ballot) {
       if (lane_id() == bit) counts[decltype(word)::value] += __popc(ballot);
     });
@@ -41,16 +41,24 @@ __device__ __forceinline__ void count_earlier(RouteTables& tables, const Dispatc
   }
 }
 
+// Which 32 tokens of a batch a warp routes: the last warps begin, since the first ones have the
+// earlier tokens to count.
+__device__ __forceinline__ std::int32_t group_of_warp() {
+  return num_warps() - 1 - warp_id();
+}
+
 // Ranks of the warp's tokens of the batch that starts at `first`; leaves the ballots in the tables.
 template <int Words>
 __device__ __forceinline__ RankBits<Words> vote(RouteTables& tables, const DispatchArgs& args,
                                                 const RankBits<Words>& active, std::int32_t first,
                                                 std::int32_t end, bool live) {
   const std::int32_t num_ranks = args.params.workspace.layout.num_ranks;
-  const std::int32_t token = first + warp_id() * kWarp + lane_id();
+  const std::int32_t group = group_of_warp();
+  const std::int32_t token = first + group * kWarp + lane_id();
   RankBits<Words> ranks;
-  if (first + warp_id() * kWarp >= end) return ranks;
-  ranks = ranks_of_token<Words>(args.params, args.ownership, active, token, live && token < end);
+  if (first + group * kWarp >= end) return ranks;
+  ranks = ranks_of_token<Words>(args.params, args.ownership, active, token, live && token < end,
+                                args.ids_width);
   if (!live && lane_id() == 0) ranks.words[0] = 1;
   std::uint32_t ballots[Words] = {};
   for_each_ballot(ranks, num_ranks, [&](auto word, int bit, std::uint32_t ballot) {
@@ -58,7 +66,7 @@ __device__ __forceinline__ RankBits<Words> vote(RouteTables& tables, const Dispa
   });
 #pragma unroll
   for (int word = 0; word < Words; ++word) {
-    tables.ballots[warp_id()][32 * word + lane_id()] = ballots[word];
+    tables.ballots[group][32 * word + lane_id()] = ballots[word];
   }
   return ranks;
 }
@@ -83,7 +91,8 @@ template <int Words>
 __device__ __forceinline__ void list_hops(RouteTables& tables, const DispatchArgs& args,
                                           const RankBits<Words>& ranks, std::int32_t first,
                                           std::int32_t end, bool live) {
-  const std::int32_t local = warp_id() * kWarp + lane_id();
+  const std::int32_t group = group_of_warp();
+  const std::int32_t local = group * kWarp + lane_id();
   if (first + local >= end) return;
   const protocol::Workspace& workspace = args.params.workspace;
   protocol::Hop* kept = workspace.hops(first + local);
@@ -91,8 +100,8 @@ __device__ __forceinline__ void list_hops(RouteTables& tables, const DispatchArg
   const std::uint32_t earlier = (1u << lane_id()) - 1;
   std::int32_t num_hops = 0;
   for_each_rank(ranks, [&](std::int32_t rank) {
-    const protocol::Hop hop{rank, tables.first_row[warp_id()][rank] +
-                                      __popc(tables.ballots[warp_id()][rank] & earlier)};
+    const protocol::Hop hop{
+        rank, tables.first_row[group][rank] + __popc(tables.ballots[group][rank] & earlier)};
     shared[num_hops] = hop;
     if (live) kept[num_hops] = hop;
     ++num_hops;

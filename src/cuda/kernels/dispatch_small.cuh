@@ -1,40 +1,59 @@
 // The dispatch kernel of small steps: one token a block, at most 32 ranks.
 //
-// Every warp routes the token for itself and counts the earlier ones for itself, so nothing waits
-// for a barrier before the rows are on their way. The row, the ids and the state are loaded side by
-// side, before any of them is looked at. The last warps of the block, one a peer, add what does not
-// depend on rows. Launched early, the kernel rehearses (await.cuh).
+// Every warp routes the token for itself and counts some of the earlier ones. The row, the ids
+// and the state are loaded side by side, before any of them is looked at. The last warps of the
+// last block, one a peer, add what does not depend on rows. Launched early, the kernel rehearses
+// (await.cuh).
 #pragma once
 
 #include "cuda/kernels/dispatch_await.cuh"
+#include "cuda/kernels/dispatch_flags.cuh"
 #include "cuda/kernels/dispatch_put.cuh"
 
 namespace moe_ep::cuda {
 
 inline constexpr std::int32_t kSmallRanks = 32;
 
-// Lane r counts the tokens before `token` that go to rank r.
-__device__ __forceinline__ std::int32_t count_before(const DispatchArgs& args, std::uint32_t active,
-                                                     std::int32_t token, bool live) {
-  std::int32_t row = 0;
-  for (std::int32_t first = 0; first < token; first += kWarp) {
-    const std::int32_t earlier = first + lane_id();
-    const RankBits<1> visited = ranks_of_token<1>(args.params, args.ownership, {{active}}, earlier,
-                                                  live && earlier < token);
-    for (std::int32_t rank = 0; rank < args.params.workspace.layout.num_ranks; ++rank) {
-      const std::uint32_t ballot = __ballot_sync(~0u, visited.words[0] >> rank & 1);
-      if (lane_id() == rank) row += __popc(ballot);
-    }
-  }
-  return row;
-}
-
 // The ranks that own one of the lanes' ids.
 __device__ __forceinline__ std::uint32_t ranks_of_ids(const FastOwnership& ownership,
                                                       std::int64_t id) {
-  const std::uint32_t bit =
-      ownership.is_void(id) ? 0 : 1u << ownership.owner(static_cast<std::int32_t>(id));
-  return __reduce_or_sync(~0u, bit);
+  RankBits<1> ranks;
+  ranks.set(ownership.owner(static_cast<std::int32_t>(id)), !ownership.is_void(id));
+  return __reduce_or_sync(~0u, ranks.words[0]);
+}
+
+// How many of the tokens before the block's go to each rank.
+struct EarlierTokens {
+  std::int32_t counts[kSmallRanks];
+};
+
+// Counts the tokens before `token`: a warp a token, a lane an id. A barrier must follow.
+__device__ __forceinline__ void count_before(EarlierTokens& earlier, const DispatchArgs& args,
+                                             std::uint32_t active, std::int32_t token, bool live) {
+  constexpr int kBatch = 4;  // tokens on their way at once
+  const std::int32_t top_k = args.params.top_k;
+  std::int32_t count = 0;  // lane r: of those that go to rank r
+  for (std::int32_t first = warp_id(); first < token; first += kBatch * num_warps()) {
+    std::int64_t ids[kBatch];
+    std::int64_t more_ids[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const std::int32_t other = first + i * num_warps();
+      ids[i] = more_ids[i] = -1;
+      if (other >= token) break;
+      const protocol::IdRow row = args.params.ids(other);
+      if (live && lane_id() < top_k) ids[i] = row[lane_id()];
+      if (live && lane_id() + kWarp < top_k) more_ids[i] = row[lane_id() + kWarp];
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i * num_warps() >= token) break;  // the same in a warp
+      std::uint32_t ranks = ranks_of_ids(args.ownership, ids[i]);
+      if (top_k > kWarp) ranks |= ranks_of_ids(args.ownership, more_ids[i]);
+      count += static_cast<std::int32_t>((ranks & active) >> lane_id() & 1);
+    }
+  }
+  if (count != 0) atomicAdd(&earlier.counts[lane_id()], count);
 }
 
 template <int Vectors>
@@ -48,6 +67,10 @@ __device__ __forceinline__ void dispatch_token(const DispatchArgs& args, bool li
   const bool has_unit = sends && warp_id() < args.num_pieces;
   PutUnit put = put_unit<Vectors>(args, warp_id(), live);
   const protocol::IdRow ids = params.ids(token);
+  EarlierTokens& earlier = shared_object<EarlierTokens>();
+  if (warp_id() == 0) earlier.counts[lane_id()] = 0;
+  if (blockIdx.x == gridDim.x - 1) clear_missing();
+  __syncthreads();
   if (live) wait_for_producers();
 
   Piece<Vectors> piece;
@@ -63,12 +86,13 @@ __device__ __forceinline__ void dispatch_token(const DispatchArgs& args, bool li
   if (live && args.default_mask != nullptr) {
     active = static_cast<std::uint32_t>(args.default_mask->words[0]);
   }
+  count_before(earlier, args, active, token, live);
   std::uint32_t ranks = ranks_of_ids(args.ownership, id);
   if (params.top_k > kWarp) ranks |= ranks_of_ids(args.ownership, more_id);
   ranks = live ? ranks & active : 1;
-  const std::int32_t row = count_before(args, active, token, live);
+  if (token > 0) __syncthreads();
+  const std::int32_t row = earlier.counts[lane_id()];  // lane r: of the token at rank r
   const std::int32_t sent = row + static_cast<std::int32_t>(ranks >> lane_id() & 1);
-  // The same in all blocks: only the last one to arrive changes the word.
   const bool failed =
       state.failed || (state.drain != 0 && !drain_peers(args, state.epoch, state.drain));
 
@@ -101,20 +125,20 @@ __device__ __forceinline__ void dispatch_token(const DispatchArgs& args, bool li
     }
     for (std::int32_t peer = num_warps() - 1 - warp_id(); peer < num_ranks; peer += num_warps()) {
       const bool takes_part = (active >> peer & 1) != 0;
-      if (blockIdx.x == 0) put_head(params, peer, takes_part, live);
       if (blockIdx.x == gridDim.x - 1) {
-        put_tail(params, peer, takes_part, __shfl_sync(~0u, sent, peer), live);
+        put_line(params, peer, takes_part, __shfl_sync(~0u, sent, peer), live);
       }
     }
   }
-  if (__syncthreads_or(failed) || warp_id() != 0) return;
-  if (!arrive_last(&header->dispatch_arrivals, live)) return;
-  exchange_flags(
-      args, protocol::next_epoch(state.epoch),
-      [&](std::int32_t peer) {  // lane r is peer r
-        return gridDim.x == 1 || !live ? sent : __ldcg(workspace.send_counts() + peer);
-      },
-      live);
+  if (__syncthreads_or(failed)) return;
+  const Epoch epoch = protocol::next_epoch(state.epoch);
+  if (warp_id() == 0) {
+    raise_flags(
+        args, epoch, [&](std::int32_t peer) { return (active >> peer & 1) != 0; },
+        [&](std::int32_t) { return sent; },  // lane r is peer r
+        live);
+  }
+  if (blockIdx.x == gridDim.x - 1) await_flags(args, epoch, live);
 }
 
 template <int Vectors>
@@ -122,7 +146,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
     dispatch_small_kernel(const __grid_constant__ DispatchArgs args) {
   if (args.early) launch_dependents();
 #pragma unroll 1
-  for (int act = first_act(args.early); act <= kLastAct; ++act) {
+  for (int act = first_act(args.rehearse); act <= kLastAct; ++act) {
     dispatch_token<Vectors>(args, opaque(act));
   }
 }

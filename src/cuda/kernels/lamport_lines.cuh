@@ -46,6 +46,7 @@ __device__ inline void stamp_unused_bank(const protocol::Workspace& workspace, E
     flags->combine_flag = epoch;
     flags->landing_flag = epoch;
     flags->done_flag = epoch;
+    flags->blocks_flag = epoch;
   }
   if (threadIdx.x == 0) workspace.header()->lamport_stamped[other] = epoch;
 }

@@ -39,9 +39,9 @@ struct LaneIds {
   __device__ __forceinline__ RankBits<Words> visits(const LamportDispatchArgs& args,
                                                     const RankBits<Words>& active) const {
     RankBits<Words> ranks;
-    if (!is_void(args, low)) ranks.set(args.ownership.owner(static_cast<std::int32_t>(low.x)));
-    if (args.params.top_k > kWarp && !is_void(args, high)) {
-      ranks.set(args.ownership.owner(static_cast<std::int32_t>(high.x)));
+    ranks.set(args.ownership.owner(static_cast<std::int32_t>(low.x)), !is_void(args, low));
+    if (args.params.top_k > kWarp) {
+      ranks.set(args.ownership.owner(static_cast<std::int32_t>(high.x)), !is_void(args, high));
     }
 #pragma unroll
     for (int word = 0; word < Words; ++word) {

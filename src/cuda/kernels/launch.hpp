@@ -11,7 +11,7 @@
 //    where ranks are in neighbouring steps: who is ahead has what it needed of the launch before,
 //    so a launch that waits for room needs nobody who is ahead to end.
 // 2. Between the blocks of one launch, waits go one way: a block waits for what blocks do before
-//    they wait (combine.hpp proves it for its tiles; only the last block of a dispatch waits).
+//    they wait (combine.hpp proves it for its parts; only the last block of a dispatch waits).
 // 3. A successor that is launched early (PDL) sits on the GPU while its predecessor waits. With
 //    several ranks on the GPU it could take a third rank's place, so it is launched early only
 //    where a rank has the GPU to itself (Pdl::kEarly).
@@ -74,6 +74,9 @@ struct LaunchOptions {
     return sms() * (held / threads);
   }
   bool early() const { return pdl == Pdl::kEarly && ranks_on_device == 1; }
+  // Whether a launch of so many blocks can be on the GPU, to rehearse (await.cuh), while one like
+  // it still runs. Otherwise the rehearsal would come between the two.
+  bool rehearses(std::int32_t blocks) const { return early() && 2 * blocks <= num_sms; }
 };
 
 // Enqueues `kernel` with its one argument. Clears nothing and waits for nothing.

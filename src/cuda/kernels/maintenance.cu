@@ -12,7 +12,7 @@ struct ResetArgs {
   Epoch epoch = 0;
 };
 
-// One block. Flags of chunks read `epoch`, too: no later step takes them for its own.
+// One block. Flags of blocks and chunks read `epoch`, too: no later step takes them for its own.
 __global__ void __launch_bounds__(kMaxBlockThreads, 1)
     reset_kernel(const __grid_constant__ ResetArgs args) {
   const protocol::Workspace& workspace = args.workspace;
@@ -29,11 +29,12 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
     workspace.recv_counts()[rank] = 0;
     workspace.send_counts()[rank] = 0;
   }
-  auto* chunks = reinterpret_cast<std::uint32_t*>(workspace.own() + workspace.layout.chunks);
-  const std::int64_t num_chunks =
-      static_cast<std::int64_t>(num_ranks) * workspace.layout.chunks_per_rank();
-  for (std::int64_t i = threadIdx.x; i < num_chunks; i += blockDim.x)
-    chunks[i] = args.epoch;
+  auto* flags = reinterpret_cast<std::uint32_t*>(workspace.own() + workspace.layout.arrivals);
+  const std::int64_t num_flags = static_cast<std::int64_t>(num_ranks) *
+                                 (protocol::kArrivals + workspace.layout.chunks_per_rank());
+  static_assert(4 * protocol::kArrivals % protocol::kAlign == 0);  // the chunks follow at once
+  for (std::int64_t i = threadIdx.x; i < num_flags; i += blockDim.x)
+    flags[i] = args.epoch;
   __syncthreads();
   if (threadIdx.x == 0) {
     workspace.header()->magic = protocol::kSliceMagic;
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads, 1)
        rank += static_cast<std::int32_t>(blockDim.x)) {
     protocol::PeerLine* line = workspace.line(workspace.rank, rank);
     line->dispatch_flag = args.epoch;
+    line->blocks_flag = args.epoch;
     line->combine_flag = args.epoch;
     line->landing_flag = args.epoch;
     line->done_flag = args.epoch;

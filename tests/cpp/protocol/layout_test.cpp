@@ -37,7 +37,8 @@ std::vector<Region> control_regions(const WorkspaceLayout& layout) {
       {"recv_counts", layout.recv_counts, 4 * ranks},
       {"send_counts", layout.send_counts, 4 * ranks},
       {"hops", layout.hops, 8 * wide(layout.max_tokens) * hops},
-      {"chunks", layout.chunks, 4 * ranks * ((wide(layout.max_tokens) + 3) / 4)},
+      {"arrivals", layout.arrivals, 1024 * ranks},
+      {"chunks", layout.chunks, 16 * ranks * wide(layout.max_tokens)},
       {"eplb", layout.eplb, 4 * ranks * layout.eplb_experts},
   };
 }
@@ -306,9 +307,11 @@ TEST(LayoutTest, LinesAndStatisticsOfEveryRankAreApart) {
     for (std::int32_t src = 0; src + 1 < num_ranks; ++src) {
       ASSERT_EQ(layout.line(src + 1) - layout.line(src), 128);
       ASSERT_EQ(layout.eplb_row(src + 1) - layout.eplb_row(src), 4 * 33);
-      ASSERT_EQ(layout.chunk_row(src + 1) - layout.chunk_row(src), 4 * 2);
+      ASSERT_EQ(layout.arrival_row(src + 1) - layout.arrival_row(src), 1024);
+      ASSERT_EQ(layout.chunk_row(src + 1) - layout.chunk_row(src), 16 * 5);
     }
-    EXPECT_LE(layout.chunk_row(num_ranks - 1) + 4 * 2, layout.eplb);
+    EXPECT_LE(layout.arrival_row(num_ranks - 1) + 1024, layout.chunks);
+    EXPECT_LE(layout.chunk_row(num_ranks - 1) + 16 * 5, layout.eplb);
     EXPECT_LE(layout.line(num_ranks - 1) + 128, layout.recv_counts);
     EXPECT_LE(layout.eplb_row(num_ranks - 1) + 4 * 33, layout.combine);
   }
