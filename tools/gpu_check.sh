@@ -77,7 +77,7 @@ for suite in "${SUITES[@]}"; do
       ;;
     build_cpp | build_python) verdict "$suite" "$suite" ;;
     cpp) verdict cpp ctest --test-dir "$BUILD/cpp" -L gpu --output-on-failure --no-tests=error ;;
-    soak) verdict soak "$BUILD/cpp/tests/moe_ep_cuda_soak" --steps "${SOAK_STEPS:-100000}" ;;
+    soak) verdict soak "$BUILD/cpp/tests/moe_ep_cuda_soak" --steps "${SOAK_STEPS:-1000000}" ;;
     python) verdict python run_pytest ;;
     sanitizer)
       for tool in memcheck racecheck initcheck; do

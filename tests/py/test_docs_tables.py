@@ -65,7 +65,7 @@ def test_lamport_regions_have_the_sizes_of_their_rows() -> None:
     assert sizes["lamport_lines"] == 256 * ranks
     assert sizes["lamport_tags"] == up(2 * rows * 8 * 2 * top_k, 128)
     assert sizes["lamport_rows"] == up(2 * rows * up(2 * hidden, 16), 128)
-    assert sizes["lamport_combine"] == up(rows * up(2 * hidden, 16), 128)
+    assert sizes["lamport_combine"] == up(2 * rows * up(2 * hidden, 16), 128)
 
 
 def test_sentinels_are_those_of_the_table() -> None:

@@ -17,6 +17,14 @@ namespace moe_ep::cuda {
 
 inline constexpr int kWarp = 32;
 
+// What an address or a size is a multiple of, for row_width.
+inline std::uint64_t bits_of(const void* pointer) {
+  return reinterpret_cast<std::uint64_t>(pointer);
+}
+inline std::uint64_t bits_of(std::int64_t value) {
+  return static_cast<std::uint64_t>(value);
+}
+
 // The widest vector for rows that start at multiples of these and end so, too.
 MOE_EP_HD constexpr std::int32_t row_width(std::uint64_t all_or_ed) {
   const std::uint64_t lowest = all_or_ed & (~all_or_ed + 1);

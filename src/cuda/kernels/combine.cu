@@ -18,13 +18,6 @@ CombineVariant variant_for(std::int32_t format, bool fp8, bool wide, bool quanti
   }
 }
 
-std::uint64_t bits_of(const void* pointer) {
-  return reinterpret_cast<std::uint64_t>(pointer);
-}
-std::uint64_t bits_of(std::int64_t value) {
-  return static_cast<std::uint64_t>(value);
-}
-
 // With more loads from peers on their way at once than these threads issue, links get slower.
 constexpr std::int32_t kPullThreads = 68 << 10;
 constexpr std::int64_t kManyBytes = 1 << 20;

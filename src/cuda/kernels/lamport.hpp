@@ -1,15 +1,16 @@
 // Lamport steps on a GPU: the protocol of protocol/transport/lamport*.hpp as one kernel a phase.
 //
-// Every word that travels says by itself whether it has arrived, so a phase has no flag, no fence
-// and no barrier between blocks on its way: small blocks send a piece of a row, poll the words of
-// the same piece of every peer's row, pass them on and arm them again. One more block exchanges the
-// lines (lamport_lines.cuh): what the step is, and the order that makes re-arming right.
+// Every word that travels says by itself whether it has arrived, so a phase has no flag and no
+// barrier between blocks on its way, and nobody waits for a fence: small blocks send a piece of a
+// row, poll the words of the same piece of every peer's row, pass them on and arm them again.
 //
-//   dispatch  block 0: signature and counts to every peer, await theirs
-//             others:  row, ids | ranks visited | words to the peers, own row to the results | poll
-//                      every peer's words into the results, arm
-//   combine   block 0: what is combined to every peer, await theirs
-//             others:  answers to the peers' tokens | poll the answers to the own ones, sum, arm
+//   lamport_lines.cuh     what the step is, how many rows come
+//   lamport_edge.cuh      the order that makes writing words again right
+//   lamport_tags.cuh      ids, weights, scales
+//   lamport_dispatch.cuh  rows on their way out
+//   lamport_combine.cuh   answers on their way back
+//   lamport_sums.cuh      and added up
+//   lamport_plan.hpp      how much of a row a block has
 #pragma once
 
 #include "cuda/kernels/launch.hpp"

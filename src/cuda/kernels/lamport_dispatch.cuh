@@ -8,7 +8,7 @@
 #pragma once
 
 #include "cuda/device/shared.cuh"
-#include "cuda/kernels/lamport_lines.cuh"
+#include "cuda/kernels/lamport_edge.cuh"
 #include "cuda/kernels/lamport_tags.cuh"
 
 namespace moe_ep::cuda {
