@@ -58,14 +58,15 @@ LamportSpec lamport_spec(int num_ranks, const MoEEpCommParams& params, const Opt
   const std::int64_t token_bytes = num_ranks * protocol::kLamportBanks *
                                    (layout.tag_stride + layout.row_stride + layout.combine_stride);
   constexpr std::int64_t kMaxBytes = std::int64_t{1} << 60;  // offsets stay within 64 bits
+  constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;   // and numbers of rows within 32
   // Who asks for Lamport gets one token at least; who does not, what is fast.
   const std::int64_t affordable =
       options.lamport.value_or(false)
           ? std::max(kLamportBudgetBytes / token_bytes, std::int64_t{1})
           : std::min(kLamportBudgetBytes / token_bytes, options.platform->default_lamport_tokens());
-  spec.max_tokens =
-      static_cast<std::int32_t>(std::min({options.lamport_max_tokens.value_or(affordable),
-                                          params.max_tokens_per_rank, kMaxBytes / token_bytes}));
+  spec.max_tokens = static_cast<std::int32_t>(
+      std::min({options.lamport_max_tokens.value_or(affordable), params.max_tokens_per_rank,
+                kMaxBytes / token_bytes, kMaxRows / num_ranks}));
   return spec;
 }
 

@@ -59,6 +59,11 @@ class CudaBackend final : public Backend {
   StepStatus combine(const protocol::CombineParams& params, const CombineOutput& output,
                      Stream stream) override {
     const DeviceGuard guard(device_);
+    if (params.row_bytes == 0) {
+      // An abandoned round is finished with those who are left, not with all whom its dispatch had.
+      MOE_EP_CUDA_CHECK(
+          launch_store_mask(&params.workspace.header()->active, params.active, native(stream)));
+    }
     MOE_EP_CUDA_CHECK(launch_combine(params, output, options_now(), native(stream)));
     return {};
   }

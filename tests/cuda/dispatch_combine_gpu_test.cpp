@@ -383,7 +383,10 @@ TEST_P(DispatchCombineGpuTest, OldTagsAreStamped) {
       if (index < protocol::kLamportBanks) {
         EXPECT_EQ(word(rank, tags) >> 32, epoch);
         EXPECT_EQ(word(rank, last) >> 32, epoch);
-        EXPECT_EQ(static_cast<std::uint32_t>(word(rank, workspace.line(rank, 0))), epoch);
+        const protocol::PeerLine* line = workspace.line(rank, 0);
+        EXPECT_EQ(static_cast<std::uint32_t>(word(rank, line)), epoch);
+        // Not as if the peer were past the step: the next fence dispatch waits for that.
+        EXPECT_NE(static_cast<std::uint32_t>(word(rank, &line->done_flag)), epoch);
       }
     }
   }

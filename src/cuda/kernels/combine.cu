@@ -144,7 +144,7 @@ cudaError_t launch_combine(const protocol::CombineParams& params, const CombineO
     args.ask_landing = options.sms() >= tuning.min_push_sms && landing_is_free(args);
     cut_rows(args, wire_bytes, fp8, tuning.part_bytes);
     const std::int64_t useful = 2 * ceil_div(params.tokens_per_rank * args.num_parts, warps);
-    if (blocks > useful) blocks = static_cast<std::int32_t>(useful);
+    if (blocks > useful) blocks = useful > 0 ? static_cast<std::int32_t>(useful) : 1;
     const std::int32_t percent = fp8 ? tuning.fp8_push_percent : tuning.push_percent;
     args.push_warps = static_cast<std::int32_t>(within(warps * percent / 100, 1, warps - 1));
     args.rounds_per_unit = args.part_elements / variant.round;

@@ -20,7 +20,10 @@ __device__ inline bool drain_peers(const DispatchArgs& args, Epoch last, std::ui
   if (drain == kDrainUntold && blockIdx.x == 0 && warp_id() == 0) {
     fence_sys();  // a release of what earlier kernels have read; pairs with the wait below
     for (std::int32_t peer = lane_id(); peer < workspace.layout.num_ranks; peer += kWarp) {
-      if (peer == workspace.rank || !test_rank(&header->active, peer)) continue;
+      if (peer == workspace.rank || !test_rank(&header->active, peer) ||
+          !test_rank(args.mask(), peer)) {
+        continue;
+      }
       store_relaxed(&workspace.line(peer, workspace.rank)->done_flag, last);
     }
   }

@@ -143,7 +143,7 @@ __device__ __forceinline__ bool take_pieces(const LamportDispatchArgs& args,
       for (int b = 0; b < Side; ++b) {
         if ((pending >> b & 1) != 0) late = src[b];
       }
-      record_late_rows(args, peers, epoch, unit.token, late);
+      record_late_rows<Words>(args, epoch, unit.token, late);
     }
     if (!__all_sync(~0u, arrived)) return false;
   }

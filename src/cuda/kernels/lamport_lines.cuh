@@ -32,7 +32,8 @@ __device__ inline void stamp_unused_bank(const protocol::Workspace& workspace, E
     flags->dispatch_flag = epoch;
     flags->combine_flag = epoch;
     flags->landing_flag = epoch;
-    flags->done_flag = epoch;
+    flags->done_flag =
+        epoch - 1;  // this step's is not over: the next fence dispatch waits for that
     flags->blocks_flag = epoch;
   }
   if (threadIdx.x == 0) workspace.header()->lamport_stamped[other] = epoch;

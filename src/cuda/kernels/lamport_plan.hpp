@@ -41,7 +41,13 @@ inline LamportPlan plan_lamport_rows(std::int64_t row_bytes, std::uint64_t all_o
   LamportShape& shape = plan.shape;
   shape.row_bytes = static_cast<std::uint32_t>(row_bytes);
   const std::int64_t head = plan.adds ? kCombineHeadBlocks : kDispatchHeadBlocks;
-  const std::int64_t capacity = options.max_blocks(kLamportThreads) - head;
+  // Ranks that share a GPU have one block a multiprocessor of their share: small blocks are spread
+  // over all multiprocessors, and a peer's kernels need room beside them.
+  const std::int64_t room_for =
+      options.ranks_on_device > 1
+          ? options.sms() > kLamportBlocksPerSm ? options.sms() : kLamportBlocksPerSm
+          : options.max_blocks(kLamportThreads);
+  const std::int64_t capacity = room_for - head;
   // Blocks with tags, at most and at least: tokens of a block take turns of about a microsecond.
   const std::int64_t most =
       plan.adds ? 0 : (tokens + tags->tokens_at_once - 1) / tags->tokens_at_once;

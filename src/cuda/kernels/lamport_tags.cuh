@@ -111,9 +111,10 @@ __device__ __forceinline__ void send_tags(const LamportDispatchArgs& args, std::
 // Names every peer that has not sent its tag of `token`, and `peer`: a wait for it ran out.
 template <int Words>
 __device__ __attribute__((noinline)) void record_late_rows(const LamportDispatchArgs& args,
-                                                           RankBits<Words> peers, Epoch epoch,
-                                                           std::int32_t token, std::int32_t peer) {
+                                                           Epoch epoch, std::int32_t token,
+                                                           std::int32_t peer) {
   const protocol::Workspace& workspace = args.params.workspace;
+  RankBits<Words> peers = args.active<Words>().without(workspace.rank);
   RankMask missing;
   if (peer >= 0) missing.set(peer);
   for (std::int32_t src = peers.take_lowest(); src >= 0; src = peers.take_lowest()) {
@@ -144,7 +145,7 @@ __device__ __forceinline__ bool take_tags(const LamportDispatchArgs& args, std::
       return protocol::tag_epoch(head) == epoch &&
              (!comes || tag.bytes == 0 || protocol::tag_epoch(word) == epoch);
     });
-    if (!arrived) record_late_rows(args, peers, epoch, token, src);
+    if (!arrived) record_late_rows<Words>(args, epoch, token, src);
     if (!__all_sync(~0u, arrived)) return false;
     if (tag.bytes == 0 || !(comes || tag.is_id)) continue;
     const std::uint32_t value = protocol::tag_value(word);

@@ -7,9 +7,9 @@
 // 1. No launch has more blocks than its rank's share of the GPU (max_blocks): all blocks of all
 //    ranks of the GPU fit at once. So a block that somebody waits for is running or can start,
 //    except behind kernels of others, which end by themselves.
-//    Lamport launches have smaller blocks, more of them, in the same share. The two kinds meet
-//    where ranks are in neighbouring steps: who is ahead has what it needed of the launch before,
-//    so a launch that waits for room needs nobody who is ahead to end.
+//    Lamport launches have smaller blocks in the same share, and where ranks share the GPU only one
+//    a multiprocessor of it (8 if it has fewer): wherever those go, a block of the other kind finds
+//    as many multiprocessors without one as its rank's share has.
 // 2. Between the blocks of one launch, waits go one way: a block waits for what blocks do before
 //    they wait (combine.hpp proves it for its parts; only the last block of a dispatch waits).
 // 3. A successor that is launched early (PDL) sits on the GPU while its predecessor waits. With

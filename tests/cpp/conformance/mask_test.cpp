@@ -37,6 +37,25 @@ TEST_P(BackendSuite, StepsGoOnWithoutAMaskedRank) {
   });
 }
 
+// Nobody waits for a rank that has gone to finish a round that it, too, has abandoned.
+TEST_P(BackendSuite, AnAbandonedRoundIsFinishedWithoutAMaskedRank) {
+  const GroupStep usual = random_step(3, 3, 6, 4, 16, 5);
+  run(3, [&](int rank, const std::shared_ptr<CommBackend>& group) {
+    const auto stays = make(rank, group, params_for(usual), masked_config());
+    const auto goes = make(rank, group, params_for(usual), masked_config());
+    StepRunner abandoned(backend(), *goes, usual);
+    abandoned.dispatch();
+    goes->destroy();
+    group->barrier();
+    if (rank == 2) return;
+    GroupStep step = random_step(4, 3, 6, 4, 16, 5);
+    step.active = mask_of({0, 1});
+    StepOptions options;
+    options.pass_mask = true;
+    run_step(backend(), *stays, step, options);
+  });
+}
+
 TEST_P(BackendSuite, NothingOfAMaskedRankIsWritten) {
   const GroupStep usual = random_step(2, 3, 6, 4, 16, 5);
   run(3, [&](int rank, const std::shared_ptr<CommBackend>& group) {
