@@ -14,7 +14,7 @@ namespace moe_ep::testing::simulation {
 enum class Plant : std::uint8_t {
   kNone,
   kRelaxedFlags,     // fence flags do not release the rows before them
-  kRelaxedTags,      // tags do not release what was re-armed before them
+  kRelaxedTags,      // tags do not release what was re-armed before them; devices' are like that
   kRelaxedCounters,  // bytes are counted before they are there
   kEarlyRearm,       // a group of words is armed when its first word has come
   kTornVector,       // a group of words is taken when its last word has come
@@ -82,6 +82,14 @@ class SimMemory {
 
   std::uint64_t now_ns() { return scheduler_.now(); }
   void pause(std::uint32_t) { scheduler_.yield(); }
+  // Now and then lets the others run for long.
+  void linger() {
+    constexpr std::uint64_t kLongest = 3000;
+    if (scheduler_.draw(6) != 0) return;
+    const std::uint64_t until = scheduler_.now() + scheduler_.draw(kLongest);
+    while (scheduler_.now() < until)
+      scheduler_.yield();
+  }
 
  private:
   Scheduler& scheduler_;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "simulation/host_scheme.hpp"
 #include "simulation/sim_memory.hpp"
 #include "support/fake_world.hpp"
 
@@ -21,8 +22,9 @@ struct RunOptions {
   std::vector<Transport> transports;  // drawn from for every step
   int num_steps = 4;
   protocol::Epoch epoch = 0;
-  bool masked = false;  // one rank of three or four takes no part
-  bool lost = false;    // one rank stops between two phases
+  bool masked = false;             // one rank of three or four takes no part
+  bool lost = false;               // one rank stops between two phases
+  std::uint64_t timeout = 60'000;  // ticks of the scheduler
 };
 
 // What went wrong; nothing if all was as it must be.
@@ -51,7 +53,8 @@ struct SimRows {
   }
 };
 
-template <Plant P, class Rules = protocol::LamportRules>
+// @tparam Scheme what orders the words of Lamport steps: HostScheme or DeviceScheme
+template <Plant P, class Scheme>
 class SimRun {
  public:
   SimRun(std::uint64_t seed, const RunOptions& options)
@@ -75,7 +78,7 @@ class SimRun {
                           .top_k = kTopK,
                           .num_words = 1 + int(random_() % kWords),
                           .active = active,
-                          .timeout_ns = kTimeout,
+                          .timeout_ns = options.timeout,
                           .transport = options.transports[random_() % options.transports.size()]};
       worlds_.push_back({group_, step, random_tokens(num_ranks_, step, step_idx + 1u, random_)});
     }
@@ -92,7 +95,6 @@ class SimRun {
   static constexpr int kTokens = 2;
   static constexpr int kTopK = 2;
   static constexpr int kWords = 6;
-  static constexpr std::uint64_t kTimeout = 60'000;  // ticks of the scheduler
 
   void find(int rank, std::size_t step, const std::string& what) {
     std::ostringstream text;
@@ -140,10 +142,14 @@ class SimRun {
     protocol::StepStatus shared;
     switch (world.step.transport) {
       case Transport::kLamport:
-        return protocol::lamport_dispatch<Rules>(coop, memory, params, shared);
+        return Scheme::dispatch(memory, params);
       case Transport::kCounted:
         return protocol::counted_dispatch(coop, memory, params, shared);
       default:
+        if (step > 0 && worlds_[step - 1].step.transport == Transport::kLamport) {
+          shared = Scheme::drain(memory, params);
+          if (!shared.ok()) return shared;
+        }
         return protocol::dispatch<protocol::FenceTransport>(coop, memory, params, shared);
     }
   }
@@ -227,7 +233,7 @@ class SimRun {
     protocol::StepStatus shared;
     switch (transport) {
       case Transport::kLamport:
-        return protocol::lamport_combine<Rules>(coop, memory, rows, params, shared);
+        return Scheme::combine(memory, rows, params);
       case Transport::kCounted:
         return protocol::counted_combine(coop, memory, rows, params, shared);
       default:
