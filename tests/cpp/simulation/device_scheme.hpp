@@ -42,6 +42,15 @@ static_assert(protocol::TagMemory<DeviceMemory>);
 
 template <DeviceFault Fault = DeviceFault::kNone>
 struct DeviceScheme {
+  // What a device's reset sets besides what hosts know. An old edge must not pass for new.
+  static void reset(const protocol::Workspace& workspace, protocol::Epoch epoch) {
+    for (int peer = 0; peer < workspace.layout.num_ranks; ++peer) {
+      protocol::PeerLine* line = workspace.line(workspace.rank, peer);
+      line->done_flag = epoch;
+      line->edge_flag = epoch;
+    }
+  }
+
   static protocol::StepStatus dispatch(RelaxedTags& relaxed, protocol::DispatchParams params) {
     DeviceMemory memory(relaxed);
     const protocol::Epoch epoch = protocol::next_epoch(params.workspace.header()->epoch);

@@ -8,6 +8,9 @@ namespace moe_ep::testing::simulation {
 
 template <class Rules = protocol::LamportRules>
 struct HostScheme {
+  // After the protocol's own reset: nothing is left to do.
+  static void reset(const protocol::Workspace&, protocol::Epoch) {}
+
   template <class Memory>
   static protocol::StepStatus dispatch(Memory& memory, const protocol::DispatchParams& params) {
     FakeCoop coop;

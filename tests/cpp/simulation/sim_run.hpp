@@ -65,6 +65,8 @@ class SimRun {
         model_(scheduler_, num_ranks_),
         group_(num_ranks_, kTokens, 4 * (kWords + kTopK), 4 * kWords, 0, options.epoch,
                all_regions(kTokens, kTopK, kWords)) {
+    for (int rank = 0; rank < num_ranks_; ++rank)
+      Scheme::reset(group_.workspace(rank), options.epoch);
     RankMask active = RankMask::first(num_ranks_);
     if (options.masked) active.reset(int(random_() % unsigned(num_ranks_)));
     const auto members = members_of(active);
