@@ -31,13 +31,15 @@ comm.destroy()
 if rank == 1:
     comm.destroy()
     sys.exit(0)
-threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+timer.start()
 start = time.monotonic()
 interrupted = False
 try:
     try:
         comm.dispatch(x, ids)
     finally:
+        timer.join()  # a busy machine may let it sleep for longer than the step waits
         time.sleep(0.01)  # a pending interrupt is raised here at the latest
 except KeyboardInterrupt:
     interrupted = True
