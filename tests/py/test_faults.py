@@ -31,6 +31,7 @@ comm.destroy()
 if rank == 1:
     comm.destroy()
     sys.exit(0)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background jobs
 timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
 timer.start()
 start = time.monotonic()
