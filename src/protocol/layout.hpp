@@ -52,8 +52,8 @@ MOE_EP_HD constexpr std::int64_t align_up(std::int64_t bytes) {
 // replayed launch must find in memory; hosts use the first fields.
 struct SliceHeader {
   std::uint64_t magic;
-  std::uint32_t dispatch_arrivals;  // devices: blocks of the running dispatch that have finished
-  std::uint32_t combine_arrivals;   // devices: the same of the running combine
+  std::int32_t rank;               // hosts, for who inspects the slice: whose it is
+  std::uint32_t combine_arrivals;  // devices: blocks of the running combine that have finished
   // One 16-byte word to devices. A dispatch reads `combined` and writes `epoch`, a combine the
   // other way round: no block finds what its own launch changes.
   Epoch epoch;           // of the last step begun
@@ -64,14 +64,13 @@ struct SliceHeader {
   std::uint32_t drain;
   RankMask active;                       // of the last dispatch; on devices its combine reads it
   Epoch lamport_stamped[kLamportBanks];  // when all tags of a bank were last stamped
-  // Hosts, for who inspects the slice: whose it is, and where the rest lies (0: not there).
+  // Hosts, the same: where the rest lies (0: not there), R and C.
   std::int64_t lamport_lines;
   std::int64_t counters;
   std::int64_t accounts;
-  std::int32_t rank;
   std::int32_t num_ranks;
   std::int32_t max_tokens;
-  std::byte padding[20];
+  std::byte padding[24];
 };
 
 // What rank src tells the slice's owner, in line src. The signature is written before the dispatch

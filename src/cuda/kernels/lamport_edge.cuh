@@ -29,7 +29,7 @@ __device__ __forceinline__ void raise_edge(const LamportDispatchArgs& args) {
   fence_sys();  // with the stores below a release
   for (std::int32_t peer = lane_id(); peer < workspace.layout.num_ranks; peer += kWarp) {
     if (peer == workspace.rank || !active.test(peer)) continue;
-    // Pairs with await_edge in the peer.
+    // Pairs with await_edges in the peer.
     store_relaxed(&workspace.line(peer, workspace.rank)->edge_flag,
                   protocol::next_epoch(state.combined));
   }

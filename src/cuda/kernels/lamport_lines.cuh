@@ -32,8 +32,8 @@ __device__ inline void stamp_unused_bank(const protocol::Workspace& workspace, E
     flags->dispatch_flag = epoch;
     flags->combine_flag = epoch;
     flags->landing_flag = epoch;
-    flags->done_flag =
-        epoch - 1;  // this step's is not over: the next fence dispatch waits for that
+    // This step is not over: the next fence dispatch waits until the peer says that it is.
+    flags->done_flag = epoch - 1;
     flags->blocks_flag = epoch;
   }
   if (threadIdx.x == 0) workspace.header()->lamport_stamped[other] = epoch;
@@ -149,8 +149,8 @@ __device__ __forceinline__ void dispatch_lines(LamportLines& lines,
     }
     if (lane_id() == 0) {
       header->epoch = epoch;
-      header->drain =
-          0;  // this step's combine awaits every peer's tag, which follows its last reads
+      // This step's combine awaits every peer's tag, which follows its last reads.
+      header->drain = 0;
     }
     accept_signatures(lines, args, peers, epoch);
   } else {
